@@ -91,13 +91,13 @@ TEST_CASE(
     CHECK(loader({sources}, options).report().slots == 7);
     options.slots = 8;
     CHECK(contains(message_of<system_failure>([&] { loader({sources}, options); }), "8 slots"));
-    // an upper bound is kept when less is taken
+    // memory_bytes above the memory left is no error: the loader takes less
     options = on_host();
     options.memory_bytes = 64 * mebibyte;
     const loader bounded({sources}, options);
     CHECK(bounded.report().slots == 7);
     CHECK(contains(bounded.report().slots_reason, "7 slots instead of 8"));
-    // what contradicts itself stays the caller's mistake
+    // a bound below two slots is an invalid argument, not a lack of memory
     options.memory_bytes = mebibyte;
     CHECK_THROWS_AS(loader({sources}, options), invalid_argument);
     options = on_host();

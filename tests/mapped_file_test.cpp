@@ -100,7 +100,8 @@ TEST_CASE("mapped_file: refuses ranges that pass the end of the file, with path,
     }
 }
 
-TEST_CASE("mapped_file: keeps its bytes when the file loses its name and its owner") {
+TEST_CASE(
+    "mapped_file: keeps its bytes after the file is deleted and the caller has dropped its input_file") {
     const temporary_folder folder;
     const std::size_t descriptors = open_descriptors();
     {

@@ -17,12 +17,12 @@ class measured_backend final : public fake_cuda_backend {
     std::uint64_t max_pinned_bytes = ~std::uint64_t{0};
     /// Called before device memory is allocated, the first step of a measurement.
     std::function<void()> before_allocating = [] {};
-    unsigned refused = 0;         ///< allocations
-    unsigned gathers = 0;         ///< from the table itself
-    unsigned staged_gathers = 0;  ///< from staging buffers
-    std::uint64_t max_rows = 0;
-    std::set<unsigned> blocks;     ///< of the gathers from the table
-    std::set<std::uint64_t> ends;  ///< of the same
+    unsigned refused = 0;          ///< allocations that failed
+    unsigned gathers = 0;          ///< from the table itself
+    unsigned staged_gathers = 0;   ///< from staging buffers
+    std::uint64_t max_rows = 0;    ///< the largest row_transfer::end of the gathers from the table
+    std::set<unsigned> blocks;     ///< every row_transfer::blocks of these gathers
+    std::set<std::uint64_t> ends;  ///< every row_transfer::end of these gathers
     unsigned sorts = 0;
     std::set<unsigned> scatter_blocks;
     std::uint64_t rows_scattered_directly = 0;

@@ -101,7 +101,7 @@ bool can_be_counted(const array_view& view) {
     return pinflow::element_count(std::span(view.shape()).subspan(1)) > 0;
 }
 
-/// What numpy reads of the type: of what it lacks, only the size.
+/// The type as numpy reads it from a file: types that numpy lacks are raw bytes of the same size.
 std::string descr_in_file(const dtype& type) {
     std::string descr = type.descr();
     const std::string quote = type.fields().empty() ? "" : "'";

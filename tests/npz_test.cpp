@@ -125,7 +125,7 @@ TEST_CASE("npz: the reason tells whether a mapped member is aligned") {
     }
 }
 
-TEST_CASE("npz: a deflated member is inflated into memory, its elements on a page of their own") {
+TEST_CASE("npz: a deflated member is inflated into memory, and its elements begin at a page boundary") {
     const temporary_folder folder;
     for (const std::int32_t count : {1, 1000, 1'000'000}) {
         const shape_vector shape = {static_cast<std::uint64_t>(count)};

@@ -221,7 +221,7 @@ TEST_CASE("open patterns: files of one number each become a vector") {
     CHECK(elements_of(*rows) == counting(0, 12));
     CHECK(rows->extents().size() == 12);
     CHECK_THROWS_AS(open_rows(at + "/part-*.npy"), pinflow::unsupported);
-    // alone, it is no pattern
+    // a path without wildcards is not stacked
     CHECK_THROWS_AS(open_stacked(at + "/part-0.npy"), pinflow::unsupported);
 }
 

@@ -175,7 +175,8 @@ TEST_CASE("open: a damaged beginning is reported by the reader that knows most a
     }
 }
 
-TEST_CASE("open: refuses anything but a file in one sentence, and never waits for it") {
+TEST_CASE(
+    "open: every function refuses anything but a readable file with the same message, and without waiting") {
     const temporary_folder folder;
     REQUIRE(::mkfifo((folder / "fifo").c_str(), 0600) == 0);
     fs::create_symlink("nowhere", folder / "dangling");
@@ -200,7 +201,7 @@ TEST_CASE("open: refuses anything but a file in one sentence, and never waits fo
         return;
     }
     CHECK(contains(refusal(folder / "secret.npy"), "Permission denied"));
-    // what a pattern may mean in a folder that cannot be read is not known
+    // the files that match a pattern are unknown if their folder cannot be read
     fs::create_directory(folder / "locked");
     fs::permissions(folder / "locked", fs::perms::none);
     const std::string pattern = folder / "locked/*.npy";

@@ -174,7 +174,7 @@ TEST_CASE("output file: a folder that cannot be made durable is an error, with t
     }
 }
 
-TEST_CASE("output file: is written in this order: data, fsync, its name, rename, fsync of the folder") {
+TEST_CASE("output file: the data is synced before the rename, and the folder after it") {
     for (const until_complete kind : both) {
         const temporary_folder folder;
         if (kind == until_complete::unnamed && !folder.has_unnamed_files()) continue;

@@ -65,7 +65,7 @@ TEST_CASE("permutation: finds the position of every element, at any size up to 2
     }
 }
 
-TEST_CASE("permutation: of 2^40 elements spreads any run of positions, evenly and at random") {
+TEST_CASE("permutation: consecutive and strided positions among 2^40 are spread evenly and at random") {
     constexpr std::uint64_t cells = 1024;
     constexpr std::uint64_t per_cell = 1000;
     for (const std::uint64_t size : {std::uint64_t{1} << 40, (std::uint64_t{1} << 40) + 1}) {

@@ -239,7 +239,7 @@ TEST_CASE("pin: a range can be waited for while the rest is registered") {
     CHECK_FALSE(worker.wait_for(data, 4 * page, milliseconds(2)));
     locker.allow(100);
     CHECK(worker.wait_for(data, 7 * page, std::chrono::hours(1)));
-    CHECK_FALSE(worker.wait_for(data, 8 * page, std::chrono::hours(1)));  // it was refused, and that is all
+    CHECK_FALSE(worker.wait_for(data, 8 * page, std::chrono::hours(1)));  // only the eighth piece was refused
 }
 
 TEST_CASE("pin: a forked child leaves everything to its parent") {

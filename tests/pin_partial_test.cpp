@@ -274,7 +274,7 @@ TEST_CASE("pin: an array whose last page may hold other memory is not registered
     // one memory in two mappings
     REQUIRE(::madvise(memory.data(), 9 * page, MADV_DONTDUMP) == 0);
     CHECK_FALSE(registers(100, 9 * page - 200));
-    // the mapping ends with this page: what begins there ends there, too
+    // the mapping ends with this page, so memory that begins in it also ends in it
     REQUIRE(::mprotect(memory.data() + 10 * page, 2 * page, PROT_NONE) == 0);
     CHECK(registers(0, 10 * page - 100));
 }

@@ -37,7 +37,7 @@ TEST_CASE("pin: pages that two holders share are registered once, until the last
     CHECK(locker.locked_bytes() == 12 * page);
     SUBCASE("the first goes first") {
         registry.release(first);
-        CHECK(locker.locked_bytes() == 12 * page);  // whole, as the second counts on the end of it
+        CHECK(locker.locked_bytes() == 12 * page);  // still whole: the second holds its last pages
         registry.release(second);
     }
     SUBCASE("the second goes first") {
@@ -161,7 +161,7 @@ TEST_CASE("pin: pages that several holders reserve count once, until the last ha
     CHECK(registry.reserved_bytes() == 0);
 }
 
-TEST_CASE("pin: reservations that begin and end anywhere are counted as page by page") {
+TEST_CASE("pin: reservations of overlapping ranges have the same size as a count page by page") {
     constexpr std::uint64_t page_count = 64;
     constexpr std::uint64_t budget_pages = 40;
     const memory_region memory = memory_region::anonymous(page_count * page);
@@ -285,7 +285,7 @@ TEST_CASE("pin: copies are cut where one registration ends, and stay apart") {
     }
 }
 
-TEST_CASE("pin: pages that cannot be unlocked stay mapped for good") {
+TEST_CASE("pin: pages that cannot be unlocked stay mapped until a later release unlocks them") {
     pin_registry registry;
     fake_locker locker;
     locker.unlocks = false;

@@ -24,7 +24,7 @@ group_plan planned(const sample_facts& sample, transfer how, std::uint64_t batch
 
 }  // namespace
 
-TEST_CASE("pipeline plan: batches are filled in groups of some bytes, in a bounded number of slots") {
+TEST_CASE("pipeline plan: the size of a batch decides the size of groups and the number of slots") {
     const auto groups = [](const sample_facts& sample, transfer how, std::uint64_t batch_bytes) {
         const group_plan plan = planned(sample, how, batch_bytes);
         CHECK(plan.max_slots == std::max(8U, 4 * plan.batches));
@@ -43,7 +43,7 @@ TEST_CASE("pipeline plan: batches are filled in groups of some bytes, in a bound
     CHECK(planned(host, transfer::view, 4 * kib).batches == 1);
 }
 
-TEST_CASE("pipeline plan: long batches that the CPU brings to a GPU pass through buffers that all share") {
+TEST_CASE("pipeline plan: long batches that the CPU reads or stages pass through shared staging buffers") {
     struct travelling {
         transfer how;
         std::uint64_t row_bytes;
@@ -76,7 +76,8 @@ TEST_CASE("pipeline plan: long batches that the CPU brings to a GPU pass through
     CHECK(plan(few, {images}) == 4);
     few.cores = 200;
     CHECK(plan(few, {images}) == 32);
-    // slots need staging memory anyway: rows to decode, longer than a buffer, or of unregistered pages
+    // slots need staging memory anyway, for rows that are decoded, that are longer than a buffer, or whose
+    // pages may not be registered yet
     CHECK(plan(gpu, {images, {transfer::decode, 8}}) == 0);
     CHECK(plan(gpu, {images, {transfer::read, 3 * mib}}) == 0);
     CHECK(plan(gpu, {images, {transfer::kernel, 4 * kib}}) == 0);

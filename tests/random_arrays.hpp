@@ -60,7 +60,7 @@ inline std::vector<std::string> field_names(const pinflow::dtype& type, const st
     return names;
 }
 
-/// Turns the numbers of one element around, wherever they are big-endian.
+/// Reverses the bytes of the big-endian numbers of one element.
 inline void make_little_endian(const pinflow::dtype& type, std::span<std::byte> element) {
     if (type.fields().empty()) {
         if (type.order() == std::endian::little) return;

@@ -50,7 +50,7 @@ TEST_CASE("row groups: ids of any number and range are grouped as by a map, with
             check(grouper, ids, row_count);
         }
     }
-    // groups that end at the edges of parts, and across them
+    // groups that end where a part of the list ends, and groups that cross parts
     for (const std::size_t repeated : {1U, 8192U, 50'000U}) {
         std::vector<std::uint64_t> ids(100'000);
         for (std::size_t i = 0; i < ids.size(); ++i)

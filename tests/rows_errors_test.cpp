@@ -483,7 +483,7 @@ TEST_CASE("rows: a file that is truncated before its rows are gathered is an err
             std::filesystem::resize_file(folder / "rows.npy", 5000);
             gate.open();
             stream.synchronize();
-            // once for what was read, and then for the file, whatever the number of pieces
+            // one error for the reads, whatever the number of pieces, and then one for the file
             CHECK_THROWS_AS(exchange.check(), data_changed);
             CHECK(contains(message_of<data_changed>([&] { exchange.check(); }), "now it has 5000"));
             CHECK(rows.sentinels_left());
@@ -565,7 +565,7 @@ TEST_CASE("rows: a file that is truncated after its pages were locked is an erro
             gate.open();
             stream.synchronize();
             CHECK_THROWS_AS(exchange.check(), data_changed);
-            // with the copy engine CUDA would copy the rows with the CPU
+            // the copy route becomes direct, because CUDA may copy short rows with the CPU
             CHECK(exchange.plan_gather(2000).route ==
                   (route == row_route::copy ? row_route::direct : row_route::hybrid));
             CHECK(backend.direct_gathers > 0);

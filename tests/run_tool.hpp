@@ -14,13 +14,13 @@
 #include "tests/npy_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-/// Runs the built tool as a child process, for the tests of its interface.
+/// The result of one run of the tool.
 struct tool_result {
     int status = -1;  ///< exit status; 128 + N after signal N
     std::string output;
     std::string errors;
     double seconds = 0;
-    std::uint64_t peak_bytes = 0;  ///< most memory that was resident at once
+    std::uint64_t peak_bytes = 0;  ///< the largest resident set size
 
     /// Whether the errors are one line as the tool promises it.
     bool one_error_line() const {
@@ -28,6 +28,7 @@ struct tool_result {
     }
 };
 
+/// How the tool is run: its standard output and its limits.
 struct tool_surroundings {
     std::string output_path;              ///< standard output goes there instead
     bool output_closed = false;           ///< standard output is not open at all
@@ -37,6 +38,7 @@ struct tool_surroundings {
     std::uint64_t max_descriptors = 0;    ///< a limit on the files it has open, unless 0
 };
 
+/// Runs the built tool as a child process, for the tests of its interface.
 inline tool_result run_tool(const std::vector<std::string>& arguments,
                             const tool_surroundings& surroundings = {}) {
     const temporary_folder folder;

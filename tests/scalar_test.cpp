@@ -232,7 +232,7 @@ TEST_CASE("scalar: numbers at, halfway between, and next to those of a small flo
                     check_rounding<Small>(number, wrong);
                     check_rounding<Small>(-number, wrong);
                 }
-                // rounding to float first would be wrong for each number next to a midpoint
+                // rounding to float first would move the neighbours of a midpoint onto it
                 for (const double number : with_neighbours(static_cast<double>(exact))) {
                     check_rounding<Small>(number, wrong);
                     check_rounding<Small>(-number, wrong);

@@ -205,7 +205,7 @@ TEST_CASE("schedule: after any interruption, what is left comes once, at any wor
     }
 }
 
-TEST_CASE("schedule: after any interruption, the same batches come at the same sizes") {
+TEST_CASE("schedule: after any interruption, the same world and batch size give the batches that were left") {
     std::mt19937_64 random(5);
     for (int i = 0; i < draws; ++i) {
         schedule_terms terms = draw(random);

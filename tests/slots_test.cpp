@@ -465,7 +465,8 @@ TEST_CASE(
     hold(blocked_copies, third_copying);
     CHECK(&fill(*pool, blocked_copies, 2) == taken);
     go_on.open();
-    CHECK(slow.wait_for(std::chrono::seconds(10)) == std::future_status::ready);  // it has long been there
+    // batch 1 has long been there
+    CHECK(slow.wait_for(std::chrono::seconds(10)) == std::future_status::ready);
     third_copying.open();
     const slot_lease lease(pool, *slow.get());
     CHECK(lease.leased_slot().number == 1);

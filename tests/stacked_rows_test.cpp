@@ -41,7 +41,7 @@ struct samples {
     std::vector<std::vector<std::byte>> contents;
 
     std::vector<rows_pointer> sources() const { return {arrays.begin(), arrays.end()}; }
-    /// As rows of their own, which is also possible without axes and in Fortran order.
+    /// Each array as a source of one row, which is also possible without axes and in Fortran order.
     std::vector<rows_pointer> rows() const {
         std::vector<rows_pointer> rows;
         for (const array& each : arrays)

@@ -251,7 +251,7 @@ TEST_CASE("state: a copy has the same fingerprint, wherever and however it is st
     CHECK(hash_of(numbered_rows(100)) == hash_of(std::make_shared<scripted_rows>(100)));
 }
 
-TEST_CASE("state: the fingerprint samples rows from data of every size, and may sample any row") {
+TEST_CASE("state: the fingerprint samples all rows of small data, and 16 rows spread over larger data") {
     for (const std::uint64_t count : {1U, 2U, 15U, 16U, 17U, 31U, 1000U}) {
         CAPTURE(count);
         // all rows of small data; of large data, rows from everywhere
@@ -385,7 +385,7 @@ TEST_CASE("state: batches have a state, and a loader has one from its beginning 
         }
         CHECK(resume_position(loader.state()) == place(2, 0));
     });
-    // a rank without a part in the tail is at the end as well, once it has been told
+    // a rank without a part in the tail is at the end as well, once next has returned nothing
     loader first({numbered_rows(11)}, {.device = device::host(), .batch_rows = 5, .shard = {0, 2}});
     std::optional<batch> last;
     while (auto batch = first.next()) {

@@ -295,11 +295,11 @@ TEST_CASE("planner of calls: scatters are staged if that is expected to be clear
         CHECK(route_of(judged.plan) == route);
         CHECK(judged.gbps == doctest::Approx(gbps));
     };
-    // as measured with rows of 512 bytes from 10 million, 16 GiB and 48 GiB
+    // as measured with rows of 512 bytes from tables of 10 million rows, 16 GiB and 48 GiB
     is(47.7, 27.5, 55.0, row_route::direct, 50.562);
     is(42.4, 30.0, 55.0, row_route::direct, 44.944);
     is(26.3, 30.1, 55.0, row_route::staged, 42.14);
-    // neither is faster than rows that lie in order
+    // the throughput of rows in order limits both routes
     is(54.0, 60.0, 55.0, row_route::direct, 55.0);
     is(20.0, 60.0, 55.0, row_route::staged, 55.0);
     is(30.0, 0, 55.0, row_route::direct, 31.8);

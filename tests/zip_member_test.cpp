@@ -154,14 +154,14 @@ TEST_CASE("zip member: refuses data that contradicts the directory") {
     }
 }
 
-TEST_CASE("zip member: whatever byte is changed, the CRC-32 or the inflating shows it") {
+TEST_CASE("zip member: a flipped bit before the last byte is noticed, by the CRC-32 or by inflating") {
     for (std::size_t offset = 0; offset < fixed_codes.size(); ++offset) {
         for (unsigned bit = 0; bit < 8; ++bit) {
             std::string wrong(fixed_codes);
             wrong[offset] = static_cast<char>(wrong[offset] ^ static_cast<char>(1u << bit));
             CAPTURE(offset);
             CAPTURE(bit);
-            // what follows the last code's bits in the last byte says nothing
+            // the unused bits of the last byte may have any value
             if (const std::string sentence = refusal(entry_of(fixed_codes, fixed_codes_content), wrong);
                 offset + 1 < fixed_codes.size()) {
                 CHECK_FALSE(sentence.empty());
