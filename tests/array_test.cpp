@@ -505,7 +505,7 @@ TEST_CASE(
 }
 
 TEST_CASE(
-    "array: the only field of a structured array is contiguous, and its reason mentions no other field") {
+    "array: the only field of a structured array is contiguous, and its reason does not call it a field") {
     const array source(memory_region::anonymous(40),
                        dtype::structured({{"only", "", dtype::parse("<f4"), {}, 0}}, 4), {10});
     CHECK(source.field("only").view().c_contiguous());

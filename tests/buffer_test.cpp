@@ -190,7 +190,7 @@ TEST_CASE("buffer: a buffer may outlive its stream") {
 
 namespace {
 
-/// Hands out memory of pinflow's, and notes the handles of the streams.
+/// Allocates through a device_buffer, and notes the handles of the streams.
 class noting_resource final : public memory_resource {
  public:
     std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
@@ -245,7 +245,7 @@ TEST_CASE("buffer: a caller's memory resource allocates and releases, in the ord
     });
 }
 
-TEST_CASE("buffer: empty and moved-from buffers hold nothing") {
+TEST_CASE("buffer: an empty buffer has no memory, and a move takes the memory along") {
     on_each_device([](const device& device) {
         const stream stream(device);
         const device_buffer empty(0, stream);

@@ -34,7 +34,8 @@ struct logged {
     explicit logged(const device& device, unsigned max_calls = 16)
         : log(device, max_rows, max_calls), stream(device) {}
 
-    /// A call of 10 indices to a table of 5 rows, with so many wrong ones, the first at position 3.
+    /// Adds a call of 10 indices into a table of 5 rows. `outside` of them are out of range, the first at
+    /// position 3. `repeated` are repeated, the first at position 4.
     std::shared_ptr<pending_call> add(unsigned outside, unsigned repeated = 0, bool is_listed = true) {
         std::vector<taken_memory> memory = log.take(stream, 1);
         CHECK(memory[0]->errors().report->outside_count == 0);
@@ -149,7 +150,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("calls_in_flight: a call without errors is not reported, and its memory is reused") {
+TEST_CASE("calls_in_flight: a call that can have no errors is not reported, and its memory is reused") {
     on_each_device([](const device& device) {
         logged with(device, 1);
         std::vector<taken_memory> memory = with.log.take(with.stream, 1);
@@ -180,7 +181,7 @@ TEST_CASE("calls_in_flight: the errors that nobody asks for are limited, the han
     });
 }
 
-TEST_CASE("calls_in_flight: memory is reserved for indices of all calls, and does not overlap") {
+TEST_CASE("calls_in_flight: the memory of calls that are taken together does not overlap") {
     on_each_device([](const device& device) {
         calls_in_flight calls(device, max_rows, 5);
         const stream stream(device);

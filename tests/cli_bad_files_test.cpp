@@ -26,6 +26,7 @@ using npy_bytes::header;
 using npy_bytes::text;
 using npy_bytes::write_file;
 
+/// The names of the tests say "within a second", which is checked in optimized builds without sanitizers.
 #ifdef NDEBUG
 constexpr double max_seconds = sanitized ? 20 : 1;
 #else
@@ -55,7 +56,8 @@ void check_refused(const std::string& command, const std::string& path, const st
     CHECK(std::filesystem::is_empty(folder.path()));
 }
 
-/// Runs every command; under a sanitizer, where a process takes long to start, one command in turn.
+/// Runs inspect, stream and convert; under a sanitizer, where a process takes long to start, one of them in
+/// turn.
 void check_refused(const std::string& path) {
     static constexpr std::array commands{"inspect", "stream", "convert"};
     static std::size_t turn = 0;
@@ -370,7 +372,7 @@ TEST_CASE("cli: refuses every bad safetensors file with one line, within a secon
     }
 }
 
-// ---- what is no file --------------------------------------------------------------------------------------
+// ---- not a regular file -----------------------------------------------------------------------------------
 
 TEST_CASE("cli: refuses anything but a regular file, and never waits for it") {
     const temporary_folder folder;
@@ -412,7 +414,7 @@ TEST_CASE("cli: refuses a file without permission to read it") {
     check_refused(path);
 }
 
-TEST_CASE("cli: opens a sparse file of 1 TiB at once, mapped or not") {
+TEST_CASE("cli: opens a sparse file of 1 TiB at once, and also if it cannot be mapped") {
     const temporary_folder folder;
     const std::string path = folder / "sparse.npy";
     write_file(path, header(text("'|u1'", "(1048576, 1048576)")));

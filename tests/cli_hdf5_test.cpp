@@ -343,7 +343,7 @@ TEST_CASE("cli hdf5: the hidden command of the child works only for the tool") {
     // descriptor 3 is not a socket
     CHECK(run_program({"/bin/sh", "-c", "exec \"$0\" hdf5-child 3</dev/null 2>/dev/null", PINFLOW_TOOL}) ==
           2);
-    // descriptor 3 is a socket, but its other side sends no request
+    // descriptor 3 is a socket, but its other side sends bytes that are no request
     CHECK(run_program({"/usr/bin/python3", "-c",
                        "import os, socket, subprocess, sys\n"
                        "os.dup2(0, 3)\n"  // so that neither end of the pair becomes 3

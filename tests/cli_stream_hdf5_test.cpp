@@ -115,7 +115,7 @@ TEST_CASE("cli: a compressed dataset is streamed within the memory allowed, with
     CHECK(unlimited.peak_bytes > 256 * mebibyte);
 }
 
-TEST_CASE("cli: too little memory for a dataset's chunks is refused, and the error says how much they take") {
+TEST_CASE("cli: too little memory for a dataset's chunks is refused, and the error names the dataset") {
     const temporary_folder folder;
     write_hdf5(folder / "a.h5", 0, 4096, 4096);  // one chunk of 16 MiB
     const auto result = run_tool({"stream", folder / "a.h5", "--memory", "64MiB"});

@@ -82,7 +82,7 @@ std::uint64_t hash_of(const std::string& row) {
     return hash;
 }
 
-/// Of `arrays`, each the rows' bytes one after the other, with `rows` rows each.
+/// The digest of `arrays`, each of which holds the bytes of `rows` rows.
 std::string expected_digest(const std::vector<std::string>& arrays, std::size_t rows) {
     std::uint64_t digest = 0;
     for (std::size_t row = 0; row < rows; ++row) {

@@ -155,7 +155,8 @@ TEST_CASE("verify: an existing checksum is replaced, and a folder in its place i
 
 TEST_CASE("verify: odd names are written so that xxhsum finds the file") {
     const temporary_folder folder;
-    // with their names in the line; a line end is escaped, as xxhsum does from 0.8.2 on
+    // each name, and the rest of its line after the checksum; below, line ends in a name are escaped, as
+    // xxhsum does from 0.8.2 on
     const std::vector<std::pair<std::string, std::string>> table{
         {"plain.npy", "  plain.npy\n"},
         {" two  blanks ", "   two  blanks \n"},

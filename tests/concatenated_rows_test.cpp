@@ -37,7 +37,7 @@ std::vector<std::byte> read(const pinflow::row_source& rows, const row_ids& ids)
     return destination;
 }
 
-/// Rows of one byte that hold nothing, and remember what was asked of them.
+/// Rows of one byte. Reads are recorded, and write nothing.
 class recording_rows final : public pinflow::row_source {
  public:
     explicit recording_rows(std::uint64_t row_count, std::chrono::nanoseconds wait = {})

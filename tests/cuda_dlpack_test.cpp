@@ -13,7 +13,7 @@
 #include "tests/support/arrays.hpp"
 #include "tests/support/devices.hpp"
 
-// Tensors of batches on a GPU, on streams that are not pinflow's.
+// Tensors of batches on a GPU: on the per-thread default stream, and on a stream that is being captured.
 using namespace pinflow;
 
 namespace {
@@ -60,7 +60,7 @@ TEST_CASE("cuda dlpack: a tensor on the per-thread default stream may be deleted
 }
 
 TEST_CASE(
-    "cuda dlpack: a tensor that is deleted while its stream is being captured leaves the capture whole") {
+    "cuda dlpack: a tensor that is deleted while its stream is being captured does not break the capture") {
     const device gpu = device::cuda(0);
     loader loader = make_loader(gpu);
     const stream consumer(gpu);
@@ -79,7 +79,7 @@ TEST_CASE(
     CHECK(cudaStreamEndCapture(handle, &graph) == cudaSuccess);
     REQUIRE(graph != nullptr);
     CHECK(cudaGraphDestroy(graph) == cudaSuccess);
-    // the other slot goes on
+    // the loader delivers further batches in its other slot
     for (int i = 0; i < 10; ++i) {
         const auto next = loader.next(other);
         REQUIRE(next);

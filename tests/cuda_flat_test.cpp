@@ -119,7 +119,7 @@ TEST_CASE("cuda flat: 2^31 + 1 elements are updated, in one tensor and in severa
             specs = {{"a", type, {many / 2}}, {"empty", type, {0}}, {"b", type, {many - many / 2}}};
         }
         flat_parameters flat(specs, {sgd{.rate = 1}}, stream);
-        // the ends of the buffer, and both sides of element 2^31
+        // elements 0, 2^31 - 1 and 2^31: the first, and the last two
         const std::vector<std::uint16_t> minus_one{0xBF80};
         const auto last = specs.size() - 1;
         const std::uint64_t length = specs[last].shape[0];

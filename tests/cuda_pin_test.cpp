@@ -168,7 +168,7 @@ TEST_CASE("cuda pin: memory that begins in the last page of an array can still b
     CHECK(cudaMemcpy(copy.data(), array.data(), array.size(), cudaMemcpyHostToDevice) == cudaSuccess);
 }
 
-TEST_CASE("cuda pin: two arrays of one mapping and the same file mapped twice") {
+TEST_CASE("cuda pin: two arrays of one mapping, and two mappings of one file, are registered independently") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 8 * mebibyte);
@@ -236,7 +236,7 @@ TEST_CASE("cuda pin: memory that runs out for one piece leaves the others usable
     CHECK(to_host(memory.data(), file->size_bytes(), stream) == pattern_bytes(file->size_bytes()));
 }
 
-TEST_CASE("cuda pin: a device that sees other addresses than the host is refused") {
+TEST_CASE("cuda pin: pages whose device address cannot be queried do not stay registered") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", mebibyte);
     const detail::cuda::scoped_failure_hook hook([](std::string_view call) {

@@ -272,7 +272,7 @@ TEST_CASE("cuda process: after a kernel's fault every call says that the process
     CHECK(contains(child.output, "CUDA cannot be used any more in this process"));
 }
 
-TEST_CASE("cuda process: a sticky error from any call is fatal, and destructors stay silent") {
+TEST_CASE("cuda process: a sticky error is fatal for later calls, too, and destructors stay silent") {
     const device gpu = device::cuda(0);
     const stream outside(gpu);
     {

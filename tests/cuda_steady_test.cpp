@@ -236,7 +236,7 @@ TEST_CASE("cuda steady: a stream that is being captured into a graph is refused,
     exchange.check();
 }
 
-TEST_CASE("cuda steady: a hole between registrations of others is found in a table of any size") {
+TEST_CASE("cuda steady: a hole between registrations of others is found in a table of 300 MiB") {
     const device gpu = device::cuda(0);
     constexpr std::uint64_t size_bytes = 300 * mebibyte;
     constexpr std::uint64_t page_bytes = 4096;

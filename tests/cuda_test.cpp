@@ -1,5 +1,5 @@
-// The tests that need a GPU. Those of streams, buffers and loaders that hold on every device are in
-// stream_test.cpp, buffer_test.cpp, api/.
+// Devices, streams, copies and memory on a GPU, and `main` of all cuda_*_test.cpp. Tests that hold on every
+// device are in stream_test.cpp, buffer_test.cpp and api/.
 #ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
@@ -443,7 +443,7 @@ TEST_CASE("cuda: pinned memory that cannot be registered is allocated by CUDA") 
     CHECK(registry.buffer_bytes() == counted_bytes);
 }
 
-// ---- what waits for a stream that is stuck ------------------------------------------------------
+// ---- what does not wait for a stream that is stuck ----------------------------------------------
 
 namespace {
 

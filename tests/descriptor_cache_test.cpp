@@ -38,7 +38,7 @@ namespace {
 
 constexpr std::size_t size_bytes = 500;
 
-/// The content of file number `index`: the pattern from another byte on.
+/// The content of file number `index`: the pattern from byte `index` % 251 on.
 std::vector<std::byte> content_of(std::size_t index) {
     const auto pattern = pattern_bytes(size_bytes + 251);
     const auto begin = pattern.begin() + static_cast<std::ptrdiff_t>(index % 251);

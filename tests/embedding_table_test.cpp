@@ -494,7 +494,7 @@ TEST_CASE("embedding table: a table continues from the records in its storage") 
 }
 
 TEST_CASE(
-    "embedding table: random weights depend on the seed and the row alone, and have the wanted moments") {
+    "embedding table: random weights are the same for the same seed and row, and have the wanted moments") {
     std::vector<float> first(1000), second(1000);
     uniform_weights(-2, 3, 7)(5, first);
     uniform_weights(-2, 3, 7)(5, second);

@@ -322,8 +322,7 @@ TEST_CASE("extent_rows: each file is checked once") {
     CHECK(checks == std::map<std::string, int>{{folder / "0", 1}, {folder / "1", 1}, {folder / "2", 1}});
 }
 
-TEST_CASE(
-    "extent_rows: a file that changes in the middle is noticed by checking and by reading past its end") {
+TEST_CASE("extent_rows: a truncated file between others is noticed by checking and by reading past its end") {
     const temporary_folder folder;
     const auto [sources, content] = make_dataset(folder, {50, 50, 50});
     const rows_pointer rows = concatenate(sources);

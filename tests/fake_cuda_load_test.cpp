@@ -32,9 +32,9 @@ class locking_backend final : public fake_cuda_backend {
     std::atomic<std::uint64_t> max_pinned_bytes = 0;
     bool has_pinned_memory = true;
 
-    std::atomic<std::size_t> copied_pieces = 0;  ///< in copies of several
+    std::atomic<std::size_t> copied_pieces = 0;  ///< in calls of copy_batch_to_device
     std::mutex mutex;
-    std::vector<copy_range> batch_copies;  ///< guarded by `mutex`: those copies
+    std::vector<copy_range> batch_copies;  ///< ranges of these calls; guarded by `mutex`
 
     detail::page_locker* locker() override { return &lock; }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
@@ -200,7 +200,8 @@ TEST_CASE(
     CHECK(loaded.tensors[3].size_bytes() == std::uint64_t{8} << 20);
 }
 
-TEST_CASE("load: without staging buffers, whole pages are still copied, and the rest is an error") {
+TEST_CASE(
+    "load: without staging buffers, large tensors are still copied in place, and short ones are an error") {
     const temporary_folder folder;
     const auto model = large_model();
     write_model(folder / "a.safetensors", model);

@@ -148,7 +148,7 @@ TEST_CASE("hdf5_filters: the checksum is that of h5py's files, of any length") {
         CAPTURE(size);
         CHECK(hdf5_fletcher32(pattern_bytes(size)) == sum);
     }
-    // sums that are multiples of 65535 are 0 for zeros only
+    // a sum that is a multiple of 65535 is stored as 65535, or as 0 if all bytes are 0
     CHECK(hdf5_fletcher32({}) == 0);
     CHECK(hdf5_fletcher32(byte_vector(777)) == 0);
     CHECK(hdf5_fletcher32(byte_vector(65536, std::byte{0xFF})) == 0xFFFFFFFF);

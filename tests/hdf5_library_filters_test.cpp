@@ -15,7 +15,7 @@ using pinflow::detail::hdf5_filter;
 using pinflow::detail::hdf5_library_filters;
 using byte_vector = std::vector<std::byte>;
 
-/// For 10 elements of 4 bytes, as all here.
+/// Each chunk in these tests has 10 elements of 4 bytes.
 constexpr std::uint64_t chunk_bytes = 40;
 
 hdf5_filter scaleoffset(std::vector<std::uint32_t> first = {2, 0, 10, 0, 4}) {

@@ -120,7 +120,7 @@ TEST_CASE("hdf5 protocol: a wait ends at the deadline, or when the other side is
     sockets.close_second();
     CHECK(receive_all(sockets.ends[0], room, no_deadline) == delivery::ended);
     CHECK(send_all(sockets.ends[0], room, no_deadline) == delivery::ended);  // and not by SIGPIPE
-    // what is there already is taken also when time has passed, as it does while a process is stopped
+    // bytes that have arrived are taken even after the deadline, which may pass while the process is stopped
     socket_pair late;
     REQUIRE(send_all(late.ends[1], bytes_of("abc"), no_deadline) == delivery::done);
     CHECK(receive_all(late.ends[0], std::span(room).first(3), in(-1h)) == delivery::done);

@@ -262,7 +262,7 @@ TEST_CASE("hdf5_rows: each chunk is decoded once for the rows of a call, and kep
     CHECK(twice <= 18);
     CHECK(decoded(12 * cost_bytes, 5) == twice);
     CHECK(decoded(6 * cost_bytes, 5) > twice);
-    // rows stored as delivered need no decoding, and a single row is read without its chunk
+    // rows that are stored as they are delivered need no decoding
     const hdf5_dataset plain = dataset_of(entry_named("grids/((37, 11), (5, 4))/none"));
     const hdf5_chunk_reader reader(plain.file, plain.description, {memory_of(1 << 20), false});
     const hdf5_row_box box(reader.grid());
@@ -271,7 +271,7 @@ TEST_CASE("hdf5_rows: each chunk is decoded once for the rows of a call, and kep
     CHECK(reader.decoded_count() == 0);
 }
 
-TEST_CASE("hdf5_rows: many threads read the same chunks at once, with little cache or none") {
+TEST_CASE("hdf5_rows: many threads read the same chunks at once, with a cache of any size or none") {
     ++cases_run;
     for (const char* const name :
          {"grids/((37, 11), (5, 4))/shuffle,gzip,fletcher32", "checksums/1048576/shuffle,gzip,fletcher32",
