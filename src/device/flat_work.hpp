@@ -71,7 +71,8 @@ struct flat_buffers {
 /// A check of all gradients before a step, which also computes the norm.
 struct gradient_check {
     flat_buffers buffers;
-    bool clips = false;  ///< sets the coefficient so that the norm becomes `max_norm` at most
+    bool backwards = false;  ///< goes from the end of the buffers to the start
+    bool clips = false;      ///< sets the coefficient so that the norm becomes `max_norm` at most
     double max_norm = 0;
 };
 
@@ -81,6 +82,8 @@ struct flat_step {
     rule_kind rule = rule_kind::adam;
     /// The step changes nothing if the last check, of the same gradients, found any that are not finite.
     bool skips = false;
+    bool backwards = false;      ///< goes from the end of the buffers to the start
+    bool follows_check = false;  ///< enqueued right after a check of the same gradients
     bool clamps = false;
     double max_magnitude = 0;  ///< of each element of the gradients, if `clamps`
 };
@@ -114,6 +117,17 @@ PINFLOW_DETAIL_HOST_DEVICE inline bool skips_step(const flat_step& work) {
 PINFLOW_DETAIL_HOST_DEVICE inline double factor_of(const flat_buffers& buffers) {
     const double factor = buffers.control->coefficient;
     return buffers.scale == nullptr ? factor : factor / static_cast<double>(*buffers.scale);
+}
+
+/// What a step reads of the control, and of the caller's numbers.
+struct step_start {
+    std::uint64_t number;  ///< of the step, from 1 on
+    double factor;         ///< of the gradients
+    bool skipped;
+};
+
+PINFLOW_DETAIL_HOST_DEVICE inline step_start start_of(const flat_step& work) {
+    return {work.buffers.control->steps + 1, factor_of(work.buffers), skips_step(work)};
 }
 
 /// What happens to the gradients of a step before the rule sees them.

@@ -22,6 +22,9 @@ namespace {
 
 using detail::flat_layout;
 
+/// Gradients of at most this size leave room in a GPU's second-level cache (50 MB in an H100).
+constexpr std::uint64_t max_cached_bytes = std::uint64_t{20} << 20;
+
 std::vector<optimizer> checked_groups(std::vector<optimizer> groups) {
     if (groups.empty()) throw invalid_argument("flat parameters need the settings of at least one group");
     for (const optimizer& group : groups) {
@@ -241,13 +244,20 @@ void flat_parameters::step_async(stream_view stream) {
     const bool skips = own.options.nonfinite != nonfinite_gradients::update;
     const auto [max_norm, max_magnitude] = own.clipping;
     detail::device_backend& backend = own.device.backend();
-    if ((skips || max_norm) && own.buffers.pack_count != 0)
-        backend.check_gradients({own.buffers, max_norm.has_value(), max_norm.value_or(0)},
+    const bool checks = (skips || max_norm) && own.buffers.pack_count != 0;
+    if (checks) {
+        backend.check_gradients({own.buffers, own.backwards, max_norm.has_value(), max_norm.value_or(0)},
                                 stream.native_handle());
+        // after a check of few gradients the cache still has what the step before it left there
+        if (own.buffer_bytes > max_cached_bytes) own.backwards = !own.backwards;
+    }
     detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind, skips};
+    step.backwards = own.backwards;
+    step.follows_check = checks;
     step.clamps = max_magnitude.has_value();
     step.max_magnitude = max_magnitude.value_or(0);
     backend.update_parameters(step, stream.native_handle());
+    own.backwards = !own.backwards;
     own.clipping = {};
 }
 

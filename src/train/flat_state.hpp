@@ -42,6 +42,9 @@ struct flat_parameters::state_type {
         std::optional<double> max_magnitude;
     };
     clip clipping;
+    /// Where the next pass through the buffers begins: at their end. It is where the last one ended, so that
+    /// it finds elements in the device's cache.
+    bool backwards = false;
 };
 
 }  // namespace pinflow

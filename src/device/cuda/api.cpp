@@ -193,10 +193,12 @@ cudaError_t memory_info(std::size_t& free_bytes, std::size_t& total_bytes) noexc
     return attempt("cudaMemGetInfo", [&] { return cudaMemGetInfo(&free_bytes, &total_bytes); });
 }
 
-cudaError_t load_kernel(const void* kernel) noexcept {
+cudaError_t load_kernel(const void* kernel, int* architecture) noexcept {
     return attempt("cudaFuncGetAttributes", [&] {
         cudaFuncAttributes attributes{};
-        return cudaFuncGetAttributes(&attributes, kernel);
+        const cudaError_t status = cudaFuncGetAttributes(&attributes, kernel);
+        if (architecture != nullptr) *architecture = attributes.ptxVersion;
+        return status;
     });
 }
 
@@ -412,6 +414,20 @@ cudaError_t launch(const void* kernel, dim3 blocks, unsigned threads, void** arg
                    cudaStream_t stream) noexcept {
     return attempt("cudaLaunchKernel",
                    [&] { return cudaLaunchKernel(kernel, blocks, dim3(threads), arguments, 0, stream); });
+}
+
+cudaError_t launch_early(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
+                         cudaStream_t stream) noexcept {
+    cudaLaunchAttribute early{};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = blocks;
+    config.blockDim = dim3(threads);
+    config.stream = stream;
+    config.attrs = &early;
+    config.numAttrs = 1;
+    return attempt("cudaLaunchKernelExC", [&] { return cudaLaunchKernelExC(&config, kernel, arguments); });
 }
 
 bool runs_in_pairs(const void* kernel, unsigned threads) noexcept {

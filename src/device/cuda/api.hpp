@@ -61,10 +61,11 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 [[nodiscard]] cudaError_t device_attribute(int& value, cudaDeviceAttr attribute, int device) noexcept;
 [[nodiscard]] cudaError_t device_properties(cudaDeviceProp& properties, int device) noexcept;
 [[nodiscard]] cudaError_t memory_info(std::size_t& free_bytes, std::size_t& total_bytes) noexcept;
-/// Loads `kernel` on the current device.
+/// Loads `kernel` on the current device. Sets `architecture` to the compute capability that its code was
+/// compiled for, times 10; that of the device may be higher.
 /// @return cudaErrorNoKernelImageForDevice or cudaErrorInvalidDeviceFunction if this build has no code for
 /// the device.
-[[nodiscard]] cudaError_t load_kernel(const void* kernel) noexcept;
+[[nodiscard]] cudaError_t load_kernel(const void* kernel, int* architecture = nullptr) noexcept;
 /// Retains the device's primary context, which the runtime and all frameworks use, until the process ends.
 [[nodiscard]] cudaError_t retain_primary_context(CUcontext& context, int device) noexcept;
 /// Creates another context of the device without making it current. It lives as long as the process.
@@ -124,6 +125,11 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 [[nodiscard]] cudaError_t launch(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;
+/// The same, but blocks may start before the kernel before it in the stream has ended, if that kernel allows
+/// it: programmatic dependent launch. Requires a kernel compiled for compute capability 9.0 or higher, which
+/// waits by itself.
+[[nodiscard]] cudaError_t launch_early(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
+                                       cudaStream_t stream) noexcept;
 /// Whether the device can run this kernel in clusters of two blocks. Loads the kernel.
 [[nodiscard]] bool runs_in_pairs(const void* kernel, unsigned threads) noexcept;
 /// Launches an even number of blocks in clusters of two, each on one GPC. Requires `runs_in_pairs`.

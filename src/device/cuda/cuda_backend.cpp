@@ -51,7 +51,8 @@ class backend final : public device_backend {
         check(device_properties(properties, device), "cannot read the properties of cuda:{}", device);
         model_ = properties.name;
         multiprocessors_ = static_cast<unsigned>(properties.multiProcessorCount);
-        const cudaError_t loaded = context_.run([] { return load_kernel(digest_samples()); });
+        int architecture = 0;  // of all kernels
+        const cudaError_t loaded = context_.run([&] { return load_kernel(digest_samples(), &architecture); });
         if (loaded == cudaErrorNoKernelImageForDevice || loaded == cudaErrorInvalidDeviceFunction) {
             check(loaded, "cannot use cuda:{} ({}): this build has no code for its compute capability {}.{}",
                   device, model_, properties.major, properties.minor);
@@ -60,6 +61,7 @@ class backend final : public device_backend {
         check(context_.run([&] { return create_pool(pool_, device, pool_keeps_bytes); }),
               "cannot create a memory pool on cuda:{}", device);
         row_kernels_.emplace(multiprocessors_);
+        flat_device_ = {multiprocessors_, architecture >= 90};
     }
 
     device_kind kind() const noexcept override { return device_kind::cuda; }
@@ -364,13 +366,12 @@ class backend final : public device_backend {
               "cannot load the kernels of an optimizer on cuda:{}", index());
     }
     void check_gradients(const gradient_check& work, void* stream) override {
-        check(context_.run([&] { return cuda::check_gradients(work, multiprocessors_, stream_of(stream)); }),
+        check(context_.run([&] { return cuda::check_gradients(work, flat_device_, stream_of(stream)); }),
               "cannot compute the norm of gradients on cuda:{}", index());
     }
     void update_parameters(const flat_step& work, void* stream) override {
-        check(
-            context_.run([&] { return cuda::update_parameters(work, multiprocessors_, stream_of(stream)); }),
-            "cannot update parameters on cuda:{}", index());
+        check(context_.run([&] { return cuda::update_parameters(work, flat_device_, stream_of(stream)); }),
+              "cannot update parameters on cuda:{}", index());
     }
     void set_number(double* destination, double value, void* stream) override {
         check(context_.run([&] { return set_number_of(destination, value, stream_of(stream)); }),
@@ -568,6 +569,7 @@ class backend final : public device_backend {
     host_functions host_functions_;
     std::string model_;
     unsigned multiprocessors_ = 1;
+    flat_device flat_device_;
     cudaMemPool_t pool_ = nullptr;
     std::optional<row_kernels> row_kernels_;
     std::mutex rows_mutex_;

@@ -28,14 +28,29 @@ __device__ const flat_segment& segment_at(const flat_buffers& buffers, std::uint
     return index < flat_buffers::max_near_segments ? buffers.near_segments[index] : buffers.segments[index];
 }
 
-/// Whether the calling block is the last one of its kernel to get here. All threads must call it.
-__device__ bool is_last_block(flat_control& control) {
-    __shared__ bool last;
+/// Whether the calling thread is the last one of those that call it, one in each block of a kernel. Sets
+/// finished_blocks back to 0 then.
+__device__ bool is_last_thread(flat_control& control) {
     __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(&control.finished_blocks, 1U) + 1 == gridDim.x;
-    __syncthreads();
-    return last;
+    if (atomicAdd(&control.finished_blocks, 1U) + 1 != gridDim.x) return false;
+    control.finished_blocks = 0;
+    return true;
+}
+
+// From compute capability 9.0 on, blocks of a kernel that is launched with launch_early may start while the
+// kernel before it ends. They must wait before they touch what it has written.
+
+/// Waits until all work before this kernel in its stream has ended.
+__device__ void wait_for_work_before() {
+#if __CUDA_ARCH__ >= 900
+    cudaGridDependencySynchronize();
+#endif
+}
+/// Allows blocks of the next kernel to start, once one thread of each block of this one has got here.
+__device__ void start_next_kernel() {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+#endif
 }
 
 // ---- a step ----------------------------------------------------------------------------------------------
@@ -57,22 +72,32 @@ struct block_step {
     bool skipped;
 };
 
-template <typename Rule, typename Real>
-__device__ __noinline__ void prepare_block(const flat_step& work, const flat_segment& segment,
-                                           block_step<Rule, Real>& step) {
-    const rule_numbers& numbers = work.buffers.groups[segment.group];
-    const std::uint64_t number = work.buffers.control->steps + 1;
-    step.rule = Rule::template prepare<Real>(numbers, number);
-    step.decay = prepare_decay<Real>(numbers);
-    step.change = prepare_change<Real>(work, factor_of(work.buffers));
-    step.skipped = skips_step(work);
+/// Reads what all segments of a step need, by one thread of each block.
+__device__ void begin_step(const flat_step& work, step_start& start) {
+    wait_for_work_before();
+    start_next_kernel();
+    start = start_of(work);
+}
+/// Ends a step once all blocks have begun it. One thread of each block calls it.
+__device__ void end_step(const flat_step& work, const step_start& start) {
+    flat_control& control = *work.buffers.control;
+    if (is_last_thread(control)) finish_step(start.skipped, control);
 }
 
-/// Updates this thread's packs of one segment: from pack `at` on, every `stride`-th. Returns the first one
-/// behind the segment.
+template <typename Rule, typename Real>
+__device__ __noinline__ void prepare_block(const flat_step& work, const flat_segment& segment,
+                                           const step_start& start, block_step<Rule, Real>& step) {
+    const rule_numbers& numbers = work.buffers.groups[segment.group];
+    step.rule = Rule::template prepare<Real>(numbers, start.number);
+    step.decay = prepare_decay<Real>(numbers);
+    step.change = prepare_change<Real>(work, start.factor);
+    step.skipped = start.skipped;
+}
+
+/// Updates the packs of one segment. Begins the step in the first segment; `start` is in shared memory.
 template <typename Rule, typename Stored, typename Real>
-__device__ std::uint64_t update_segment(const flat_step& work, const flat_segment& segment, std::uint64_t at,
-                                        std::uint64_t stride) {
+__device__ void update_segment(const flat_step& work, const flat_segment& segment, bool is_first,
+                               step_start& start) {
     constexpr unsigned states = Rule::state_count;
     const flat_buffers& buffers = work.buffers;
     pack<Stored>* const parameters = packs_at<Stored>(buffers.parameters, segment.parameter_bytes);
@@ -81,8 +106,16 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
     for (unsigned k = 0; k <= states; ++k)
         state_packs[k] = packs_at<Real>(buffers.states[k], segment.state_bytes);
     const bool has_master = sizeof(Stored) == 2 && buffers.has_masters;
-    const std::uint64_t end_pack = segment.end_pack;
-    const std::uint64_t begin_pack = segment.begin_pack;
+    // A thread takes the same packs in both directions. Backwards, the index wraps around before the first
+    // one.
+    const std::uint64_t count = segment.end_pack - segment.begin_pack;
+    std::uint64_t next = std::uint64_t{blockIdx.x} * update_threads + threadIdx.x;
+    std::uint64_t distance = std::uint64_t{gridDim.x} * update_threads;
+    if (work.backwards) {
+        if (count != 0) next += (count - 1) / distance * distance;
+        distance = 0 - distance;
+        if (next >= count) next += distance;
+    }
     const auto load = [&](std::uint64_t i) {
         element_packs<Rule, Stored, Real> packs;
         packs.gradient = gradients[i];
@@ -97,14 +130,19 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
     alignas(16) __shared__ unsigned char memory[sizeof(block_step<Rule, Real>)];
     auto& shared = *reinterpret_cast<block_step<Rule, Real>*>(memory);
     element_packs<Rule, Stored, Real> packs;
-    if (at < end_pack) packs = load(at - begin_pack);
+    if (next < count) packs = load(next);
     __syncthreads();  // all threads are done with the last segment
-    if (threadIdx.x == 0) prepare_block(work, segment, shared);
+    if (threadIdx.x == 0) {
+        if (is_first) begin_step(work, start);
+        prepare_block(work, segment, start, shared);
+    }
     __syncthreads();
+    // another warp than that of the thread that prepares the step
+    if (is_first && threadIdx.x == update_threads - 1) end_step(work, start);
     const block_step<Rule, Real> now = shared;
 
-    while (!now.skipped && at < end_pack) {
-        const std::uint64_t i = at - begin_pack;
+    if (now.skipped) return;
+    while (next < count) {
         for (unsigned e = 0; e < pack_elements; ++e) {
             Real value = 0;
             if constexpr (sizeof(Stored) == 2) {
@@ -125,44 +163,42 @@ __device__ std::uint64_t update_segment(const flat_step& work, const flat_segmen
             packs.parameter.values[e] = cast_scalar<Stored>(value);
         }
         for (unsigned k = 0; k != states; ++k)
-            state_packs[k][i] = packs.states[k];
-        if (has_master) state_packs[states][i] = packs.states[states];
-        parameters[i] = packs.parameter;
-        at += stride;
-        if (at < end_pack) packs = load(at - begin_pack);
+            state_packs[k][next] = packs.states[k];
+        if (has_master) state_packs[states][next] = packs.states[states];
+        parameters[next] = packs.parameter;
+        next += distance;
+        if (next < count) packs = load(next);
     }
-    // the first one behind the segment, also if the step is skipped
-    return at < end_pack ? at + (end_pack - at + stride - 1) / stride * stride : at;
 }
 
 /// Doubles: whether there are float64 parameters, whose arithmetic takes twice the registers.
 template <typename Rule, bool Doubles>
 __global__ void __launch_bounds__(update_threads, update_blocks(Doubles))
     update_parameters(const __grid_constant__ flat_step work) {
+    // a check writes nothing that the first loads need, and work before it has ended
+    if (!work.follows_check) wait_for_work_before();
+    __shared__ step_start start;
     const flat_buffers& buffers = work.buffers;
-    flat_control& control = *buffers.control;
-    const std::uint64_t stride = std::uint64_t{gridDim.x} * update_threads;
-    std::uint64_t at = std::uint64_t{blockIdx.x} * update_threads + threadIdx.x;
     for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
-        const flat_segment& segment = segment_at(buffers, i);
+        const flat_segment& segment = segment_at(buffers, work.backwards ? buffers.segment_count - 1 - i : i);
         switch (segment.type) {
             case flat_type::float16:
-                at = update_segment<Rule, half_bits, float>(work, segment, at, stride);
+                update_segment<Rule, half_bits, float>(work, segment, i == 0, start);
                 break;
             case flat_type::bfloat16:
-                at = update_segment<Rule, bfloat16_bits, float>(work, segment, at, stride);
+                update_segment<Rule, bfloat16_bits, float>(work, segment, i == 0, start);
                 break;
             case flat_type::float32:
-                at = update_segment<Rule, float, float>(work, segment, at, stride);
+                update_segment<Rule, float, float>(work, segment, i == 0, start);
                 break;
             case flat_type::float64:
-                if constexpr (Doubles) at = update_segment<Rule, double, double>(work, segment, at, stride);
+                if constexpr (Doubles) update_segment<Rule, double, double>(work, segment, i == 0, start);
                 break;
         }
     }
-    if (is_last_block(control) && threadIdx.x == 0) {
-        finish_step(skips_step(work), control);
-        control.finished_blocks = 0;
+    if (buffers.segment_count == 0 && threadIdx.x == 0) {
+        begin_step(work, start);
+        end_step(work, start);
     }
 }
 
@@ -171,14 +207,18 @@ __global__ void __launch_bounds__(update_threads, update_blocks(Doubles))
 /// Adds up the sums of all threads of a block in the order that flat_work.hpp gives; the result is thread
 /// 0's.
 __device__ double sum_of_threads(const double (&sums)[pack_elements]) {
+    constexpr unsigned warp_threads = 32;
     __shared__ double totals[norm_threads];
     __syncthreads();
     totals[threadIdx.x] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    for (unsigned distance = norm_threads / 2; distance != 0; distance /= 2) {
+    for (unsigned distance = norm_threads / 2; distance >= warp_threads; distance /= 2) {
         __syncthreads();
         if (threadIdx.x < distance) totals[threadIdx.x] += totals[threadIdx.x + distance];
     }
-    return totals[0];
+    double total = totals[threadIdx.x];
+    for (unsigned distance = warp_threads / 2; distance != 0; distance /= 2)
+        total += __shfl_down_sync(~0U, total, distance);
+    return total;
 }
 
 template <typename Stored, typename Real>
@@ -199,11 +239,14 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
 }
 
 __global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_constant__ gradient_check work) {
+    wait_for_work_before();
+    start_next_kernel();
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
     const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
     bool finite = true;
-    for (std::uint64_t chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+    for (std::uint64_t place = blockIdx.x; place < chunks; place += gridDim.x) {
+        const std::uint64_t chunk = work.backwards ? chunks - 1 - place : place;
         double sums[pack_elements] = {};
         const std::uint64_t begin = chunk * packs_of_chunk;
         const std::uint64_t end =
@@ -239,15 +282,17 @@ __global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_con
     }
     // only threads that found a gradient that is not finite use an atomic
     if (!finite) atomicOr(&control.found_now, 1U);
-    if (!is_last_block(control)) return;
+    __shared__ bool is_last;
+    __syncthreads();
+    if (threadIdx.x == 0) is_last = is_last_thread(control);
+    __syncthreads();
+    if (!is_last) return;
     double sums[pack_elements] = {};
+#pragma unroll 4
     for (std::uint64_t chunk = threadIdx.x; chunk < chunks; chunk += norm_threads)
         sums[0] += __ldcg(&buffers.sums[chunk]);
     const double sum = sum_of_threads(sums);
-    if (threadIdx.x == 0) {
-        finish_check(work, sum, atomicExch(&control.found_now, 0U) != 0, control);
-        control.finished_blocks = 0;
-    }
+    if (threadIdx.x == 0) finish_check(work, sum, atomicExch(&control.found_now, 0U) != 0, control);
 }
 
 __global__ void set_value(double* destination, double value) {
