@@ -3,8 +3,10 @@
 
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <map>
 #include <mutex>
+#include <random>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,6 +15,8 @@
 #include "pinflow/cuda.hpp"
 #include "pinflow/train/flat_parameters.hpp"
 #include "src/device/cuda/api.hpp"
+#include "src/device/cuda/flat.hpp"
+#include "tests/cuda_kernels.hpp"
 #include "tests/support/flat_models.hpp"
 
 // Flat parameters: what only a GPU can show. tests/api/train has the rest.
@@ -21,7 +25,7 @@ using namespace pinflow;
 
 namespace {
 
-/// Counts the CUDA calls made during its lifetime, by name; all that launch a kernel as "launch".
+/// Counts the CUDA calls made during its lifetime, by name.
 class call_counter {
  public:
     std::map<std::string, int> calls() {
@@ -36,18 +40,43 @@ class call_counter {
         // the context is made current around each call
         if (call.starts_with("cuCtx")) return cudaSuccess;
         const std::lock_guard lock(mutex_);
-        ++calls_[call.starts_with("cudaLaunchKernel") ? "launch" : std::string(call)];
+        ++calls_[std::string(call)];
         return cudaSuccess;
     }};
 };
 
 using counts = std::map<std::string, int>;
 
+/// `count` numbers of one of the four types, of magnitude 1 to 2.
+std::vector<std::byte> random_numbers(const dtype& type, std::uint64_t count, std::mt19937_64& random) {
+    std::vector<std::byte> bytes(count * type.size_bytes());
+    const bool is_bfloat16 = type.kind() == dtype_kind::bfloat16;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const std::uint64_t bits = random();
+        std::byte* const to = bytes.data() + i * type.size_bytes();
+        const double number = (bits % 2 == 0 ? 1 : -1) * (1 + static_cast<double>(bits >> 12) / 0x1p52);
+        if (type.size_bytes() == 8) {
+            std::memcpy(to, &number, 8);
+        } else if (type.size_bytes() == 4) {
+            const auto single = static_cast<float>(number);
+            std::memcpy(to, &single, 4);
+        } else {
+            const auto half = static_cast<std::uint16_t>((is_bfloat16 ? 0x3F80 : 0x3C00) |
+                                                         (bits & (is_bfloat16 ? 0x807F : 0x83FF)));
+            std::memcpy(to, &half, 2);
+        }
+    }
+    return bytes;
+}
+
 }  // namespace
 
 TEST_CASE("cuda flat: a step is one kernel, and two with a norm or with a check of the gradients") {
     const device gpu = device::cuda(0);
     const stream stream(gpu);
+    int architecture = 0;
+    REQUIRE(detail::cuda::load_kernel(detail::cuda::check_flat(), &architecture) == cudaSuccess);
+    const std::string launch = architecture >= 90 ? "cudaLaunchKernelExC" : "cudaLaunchKernel";
     std::vector<parameter_spec> specs;
     for (std::size_t i = 0; i < 1000; ++i)
         specs.push_back(
@@ -58,12 +87,92 @@ TEST_CASE("cuda flat: a step is one kernel, and two with a norm or with a check 
         {
             call_counter counter;
             flat.step_async(stream);
-            CHECK(counter.calls() == counts{{"launch", policy == nonfinite_gradients::update ? 1 : 2}});
+            CHECK(counter.calls() == counts{{launch, policy == nonfinite_gradients::update ? 1 : 2}});
         }
         call_counter counter;
         flat.clip_norm(1);
         flat.step_async(stream);
-        CHECK(counter.calls() == counts{{"launch", 2}});
+        CHECK(counter.calls() == counts{{launch, 2}});
+    }
+}
+
+TEST_CASE("cuda flat: steps and norms in both directions have the bits of the host") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    const device host = device::host();
+    const pinflow::stream host_stream(host);
+    // more than a pack for each thread of a GPU; below and above the size from which checks change direction
+    for (const std::uint64_t length : {400'003U, 2'000'003U}) {
+        std::vector<parameter_spec> specs;
+        for (const char* const type : {"<f4", "bfloat16", "<f2", "<f8"}) {
+            for (const std::size_t group : {0U, 1U}) {
+                const std::string name = std::string(type) + std::to_string(group);
+                specs.push_back({name, dtype::parse(type), {length - group}, group});
+            }
+        }
+        const std::vector<optimizer> groups{adam{.rate = 0.125}, adam{.rate = 0.5}};
+        for (const bool clips : {false, true}) {
+            CAPTURE(length);
+            CAPTURE(clips);
+            flat_parameters on_gpu(specs, groups, stream, {.master_copies = true});
+            flat_parameters on_host(specs, groups, host_stream, {.master_copies = true});
+            std::mt19937_64 random(length);
+            for (int step = 0; step < 4; ++step) {
+                for (std::size_t i = 0; step % 2 == 0 && i < specs.size(); ++i) {
+                    const auto numbers = random_numbers(specs[i].dtype, specs[i].shape[0], random);
+                    put(on_gpu.gradient(i), numbers, stream);
+                    put(on_host.gradient(i), numbers, host_stream);
+                }
+                if (clips) {
+                    on_gpu.clip_norm(2);
+                    on_host.clip_norm(2);
+                }
+                on_gpu.step_async(stream);
+                on_host.step_async(host_stream);
+                if (step == 2) continue;  // the next step follows at once
+                CHECK(on_gpu.read_progress(stream).norm == on_host.read_progress(host_stream).norm);
+            }
+            for (std::size_t i = 0; i < specs.size(); ++i) {
+                const std::uint64_t size_bytes = specs[i].shape[0] * specs[i].dtype.size_bytes();
+                CHECK(same_bits(values_of<std::byte>(on_gpu.parameter(i), size_bytes, stream),
+                                values_of<std::byte>(on_host.parameter(i), size_bytes, host_stream)));
+            }
+        }
+    }
+}
+
+TEST_CASE("cuda flat: a gradient that is not a number is found wherever it lies, in both directions") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    constexpr std::uint64_t count = 1'300'001;
+    auto flat = one_parameter<float>(count, sgd{}, stream, {.nonfinite = nonfinite_gradients::skip});
+    std::uint64_t skipped = 0;
+    for (const std::uint64_t place : {std::uint64_t{0}, count / 2, count - 1}) {
+        for (int step = 0; step < 2; ++step) {
+            put(flat.gradient(0) + place * 4, std::vector<float>{NAN}, stream);
+            flat.step_async(stream);
+            CHECK(flat.read_progress(stream).skipped == ++skipped);
+            put(flat.gradient(0) + place * 4, std::vector<float>{1}, stream);
+            flat.step_async(stream);
+            if (step == 0) flat.step_async(stream);  // the next two begin at the other end
+            CHECK(flat.read_progress(stream).skipped == skipped);
+        }
+    }
+}
+
+TEST_CASE("cuda flat: a step waits for a kernel that lets it start early") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    for (const bool clips : {false, true}) {
+        CAPTURE(clips);
+        auto flat = one_parameter<float>(1000, sgd{.rate = 1}, stream);
+        for (int step = 0; step < 4; ++step) {
+            const auto gradient = static_cast<float>(step + 1);
+            launch_late_store(reinterpret_cast<float*>(flat.gradient(0)), gradient, to_cuda(stream));
+            if (clips) flat.clip_norm(100);
+            flat.step_async(stream);
+        }
+        CHECK(values_of<float>(flat.parameter(0), 2, stream) == std::vector<float>{-10, 0});
     }
 }
 

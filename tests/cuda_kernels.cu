@@ -13,6 +13,15 @@ __global__ void store(unsigned* address, unsigned value) {
     *address = value;
 }
 
+__global__ void store_late(float* address, float value) {
+#if __CUDA_ARCH__ >= 900
+    cudaTriggerProgrammaticLaunchCompletion();
+    for (int i = 0; i < 32; ++i)
+        __nanosleep(10'000);
+#endif
+    *address = value;
+}
+
 }  // namespace
 
 void launch_spin(const volatile int* flag, cudaStream_t stream) {
@@ -21,6 +30,10 @@ void launch_spin(const volatile int* flag, cudaStream_t stream) {
 
 void launch_store(unsigned* address, unsigned value, cudaStream_t stream) {
     store<<<1, 1, 0, stream>>>(address, value);
+}
+
+void launch_late_store(float* address, float value, cudaStream_t stream) {
+    store_late<<<1, 1, 0, stream>>>(address, value);
 }
 
 void launch_fault(cudaStream_t stream) {

@@ -34,13 +34,14 @@ struct flat_segment {
 
 /// Numbers that steps change, in device memory, so that a step can be replayed in a CUDA graph.
 struct flat_control {
-    std::uint64_t steps = 0;            ///< that have been made
-    std::uint64_t skipped = 0;          ///< because of gradients that are not finite
-    double norm = 0;                    ///< of the gradients, at the last check
-    double coefficient = 1;             ///< of clipping, in the next step: see factor_of
-    std::uint32_t found = 0;            ///< 1 if the last check found gradients that are not finite
-    std::uint32_t found_now = 0;        ///< the same, of the running check
-    std::uint32_t finished_blocks = 0;  ///< of the running kernel
+    std::uint64_t steps = 0;      ///< that have been made
+    std::uint64_t skipped = 0;    ///< because of gradients that are not finite
+    double norm = 0;              ///< of the gradients, at the last check
+    double coefficient = 1;       ///< of clipping, in the next step: see factor_of
+    std::uint32_t found = 0;      ///< 1 if the last check found gradients that are not finite
+    std::uint32_t found_now = 0;  ///< the same, of the running check
+    std::uint32_t counted_blocks =
+        0;  ///< of the running kernel: that have begun the step, or ended the check
 };
 
 /// The buffers of one object. All pointers are to device memory.
@@ -71,7 +72,7 @@ struct flat_buffers {
 /// A check of all gradients before a step, which also computes the norm.
 struct gradient_check {
     flat_buffers buffers;
-    bool backwards = false;  ///< goes from the end of the buffers to the start
+    bool backwards = false;  ///< a GPU goes from the end of the buffers to the start
     bool clips = false;      ///< sets the coefficient so that the norm becomes `max_norm` at most
     double max_norm = 0;
 };
@@ -82,7 +83,7 @@ struct flat_step {
     rule_kind rule = rule_kind::adam;
     /// The step changes nothing if the last check, of the same gradients, found any that are not finite.
     bool skips = false;
-    bool backwards = false;      ///< goes from the end of the buffers to the start
+    bool backwards = false;      ///< a GPU goes from the end of the buffers to the start
     bool follows_check = false;  ///< enqueued right after a check of the same gradients
     bool clamps = false;
     double max_magnitude = 0;  ///< of each element of the gradients, if `clamps`

@@ -22,7 +22,7 @@ namespace {
 
 using detail::flat_layout;
 
-/// Gradients of at most this size leave room in a GPU's second-level cache (50 MB in an H100).
+/// Gradients of at most this size leave room in the L2 cache of an A100 or H100 (40 and 50 MB).
 constexpr std::uint64_t max_cached_bytes = std::uint64_t{20} << 20;
 
 std::vector<optimizer> checked_groups(std::vector<optimizer> groups) {

@@ -42,8 +42,9 @@ struct flat_parameters::state_type {
         std::optional<double> max_magnitude;
     };
     clip clipping;
-    /// Where the next pass through the buffers begins: at their end. It is where the last one ended, so that
-    /// it finds elements in the device's cache.
+    /// Whether the next pass through the buffers begins at their end: where the last one ended, so that it
+    /// finds elements in the GPU's cache. The direction of a step in a captured graph stays: two steps in one
+    /// graph alternate.
     bool backwards = false;
 };
 

@@ -128,7 +128,10 @@ class flat_parameters {
     /// @throws invalid_argument if max_magnitude is negative or NaN.
     void clip_value(double max_magnitude);
     /// Updates every parameter by one step of the rule. A parameter without a gradient has a gradient of
-    /// zero, so that decay and momentum still change it; torch.optim skips it.
+    /// zero, so that decay and momentum still change it; torch.optim skips it. On a GPU of compute
+    /// capability 9.0 or higher, a kernel that is launched next with programmatic stream serialization may
+    /// start before the step has ended: like every such kernel, it must call cudaGridDependencySynchronize
+    /// first.
     void step_async(stream_view stream);
     /// The rate of a group from the next step on.
     /// @throws invalid_argument if there is no such group, or if the rate is negative or not finite.

@@ -29,18 +29,20 @@ __device__ const flat_segment& segment_at(const flat_buffers& buffers, std::uint
 }
 
 /// Whether the calling thread is the last one of those that call it, one in each block of a kernel. Sets
-/// finished_blocks back to 0 then.
+/// counted_blocks back to 0 then.
 __device__ bool is_last_thread(flat_control& control) {
     __threadfence();
-    if (atomicAdd(&control.finished_blocks, 1U) + 1 != gridDim.x) return false;
-    control.finished_blocks = 0;
+    if (atomicAdd(&control.counted_blocks, 1U) + 1 != gridDim.x) return false;
+    control.counted_blocks = 0;
     return true;
 }
 
-// From compute capability 9.0 on, blocks of a kernel that is launched with launch_early may start while the
-// kernel before it ends. They must wait before they touch what it has written.
+// From compute capability 9.0 on, blocks of a kernel that is launched with launch_early may start once all
+// blocks of the kernel before it have called start_next_kernel. They must wait before they touch what it
+// writes.
 
-/// Waits until all work before this kernel in its stream has ended.
+/// Waits until the kernel before this one in the stream has ended, and so all work before that: our kernels
+/// wait before they let others start.
 __device__ void wait_for_work_before() {
 #if __CUDA_ARCH__ >= 900
     cudaGridDependencySynchronize();
@@ -72,7 +74,7 @@ struct block_step {
     bool skipped;
 };
 
-/// Reads what all segments of a step need, by one thread of each block.
+/// Waits for the kernel before, and reads what all segments of a step need, by one thread of each block.
 __device__ void begin_step(const flat_step& work, step_start& start) {
     wait_for_work_before();
     start_next_kernel();
@@ -111,10 +113,10 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
     const std::uint64_t count = segment.end_pack - segment.begin_pack;
     std::uint64_t next = std::uint64_t{blockIdx.x} * update_threads + threadIdx.x;
     std::uint64_t distance = std::uint64_t{gridDim.x} * update_threads;
-    if (work.backwards) {
-        if (count != 0) next += (count - 1) / distance * distance;
+    if (work.backwards && count != 0) {
+        next += (count - 1) / distance * distance;
+        if (next >= count) next -= distance;
         distance = 0 - distance;
-        if (next >= count) next += distance;
     }
     const auto load = [&](std::uint64_t i) {
         element_packs<Rule, Stored, Real> packs;
@@ -240,6 +242,7 @@ __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& seg
 
 __global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_constant__ gradient_check work) {
     wait_for_work_before();
+    // not before: the first loads of a step after the check rely on the wait
     start_next_kernel();
     const flat_buffers& buffers = work.buffers;
     flat_control& control = *buffers.control;
