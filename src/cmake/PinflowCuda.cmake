@@ -65,8 +65,10 @@ function(pinflow_add_cuda_backend target)
   target_sources(${target} PRIVATE
     src/device/cuda/api.cpp
     src/device/cuda/context.cpp
+    src/device/cuda/copy_list.cpp
     src/device/cuda/cuda_backend.cpp
     src/device/cuda/digest.cu
+    src/device/cuda/digest_kernels.cpp
     src/device/cuda/flat.cu
     src/device/cuda/flat_kernels.cpp
     src/device/cuda/host_functions.cpp

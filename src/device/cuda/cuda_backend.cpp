@@ -13,7 +13,9 @@
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/cuda/context.hpp"
+#include "src/device/cuda/copy_list.hpp"
 #include "src/device/cuda/digest.hpp"
+#include "src/device/cuda/digest_kernels.hpp"
 #include "src/device/cuda/flat_kernels.hpp"
 #include "src/device/cuda/host_functions.hpp"
 #include "src/device/cuda/pinned_memory.hpp"
@@ -209,7 +211,14 @@ class backend final : public device_backend {
         const copy_range range{destination, source.data(), source.size()};
         std::vector<copy_range> pieces;
         pin_registry::process().cut({&range, 1}, pieces);
-        check(copy_one_by_one(std::span<const copy_range>(pieces), cudaMemcpyHostToDevice, stream_of(stream)),
+        check(context_.run([&] {
+            for (const copy_range& piece : pieces) {
+                const cudaError_t status = cuda::copy(piece.destination, piece.source, piece.size_bytes,
+                                                      cudaMemcpyHostToDevice, stream_of(stream));
+                if (status != cudaSuccess) return status;
+            }
+            return cudaSuccess;
+        }),
               "cannot copy {} bytes to cuda:{}", source.size(), index());
     }
 
@@ -234,7 +243,10 @@ class backend final : public device_backend {
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
         std::vector<copy_range> pieces;
         pin_registry::process().cut(ranges, pieces);
-        check(copy_pieces(std::span<const copy_range>(pieces), cudaMemcpyHostToDevice, stream_of(stream)),
+        copy_list copies(pieces.size());
+        for (const copy_range& piece : pieces)
+            copies.add(piece.destination, piece.source, piece.size_bytes);
+        check(context_.run([&] { return copies.enqueue(cudaMemcpyHostToDevice, stream_of(stream)); }),
               "cannot copy a batch of {} ranges to cuda:{}", ranges.size(), index());
     }
 
@@ -242,19 +254,15 @@ class backend final : public device_backend {
         // cut at the boundaries between registrations of the host's side, like copies to the device
         std::vector<copy_range> to_cut;
         to_cut.reserve(ranges.size());
-        for (const host_copy_range& range : ranges) {
+        for (const host_copy_range& range : ranges)
             to_cut.push_back({const_cast<std::byte*>(range.source), range.destination, range.size_bytes});
-        }
-        std::vector<copy_range> cut;
-        pin_registry::process().cut(to_cut, cut);
-        std::vector<host_copy_range> pieces;
-        pieces.reserve(cut.size());
-        for (const copy_range& piece : cut) {
-            pieces.push_back({const_cast<std::byte*>(piece.source), piece.destination, piece.size_bytes});
-        }
-        check(
-            copy_pieces(std::span<const host_copy_range>(pieces), cudaMemcpyDeviceToHost, stream_of(stream)),
-            "cannot copy a batch of {} ranges from cuda:{}", ranges.size(), index());
+        std::vector<copy_range> pieces;
+        pin_registry::process().cut(to_cut, pieces);
+        copy_list copies(pieces.size());
+        for (const copy_range& piece : pieces)
+            copies.add(const_cast<std::byte*>(piece.source), piece.destination, piece.size_bytes);
+        check(context_.run([&] { return copies.enqueue(cudaMemcpyDeviceToHost, stream_of(stream)); }),
+              "cannot copy a batch of {} ranges from cuda:{}", ranges.size(), index());
     }
 
     void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
@@ -398,27 +406,10 @@ class backend final : public device_backend {
     void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
                     void* stream) override {
         if (row_count == 0) return;
-        std::uint64_t sample_bytes = 0;
-        for (const digest_array& array : arrays)
-            sample_bytes += array.row_size_bytes;
-        const auto checked = [&](cudaError_t status, std::uint64_t rows) {
-            check(status, "cannot compute the digest of {} samples on cuda:{}", rows, index());
-        };
-        if (arrays.size() <= digest_sample::max_arrays && sample_bytes <= digest_block_sample_bytes) {
-            return checked(context_.run([&] {
-                return add_digest_at_once(arrays, sample_bytes, row_count, sum, stream_of(stream));
-            }),
-                           row_count);
-        }
-        // in chunks, so that the hashes of many rows take little memory
-        constexpr std::uint64_t max_hashes = std::uint64_t{1} << 21;
-        const std::uint64_t chunk_rows =
-            std::max(max_hashes / std::max<std::uint64_t>(arrays.size(), 1), std::uint64_t{1});
-        for (std::uint64_t first = 0; first < row_count; first += chunk_rows) {
-            const std::uint64_t rows = std::min(chunk_rows, row_count - first);
-            checked(context_.run([&] { return add_digest_of(arrays, first, rows, sum, stream_of(stream)); }),
-                    rows);
-        }
+        const digest_device device{multiprocessors_, pool_};
+        check(
+            context_.run([&] { return cuda::add_digest(arrays, row_count, sum, device, stream_of(stream)); }),
+            "cannot compute the digest of {} samples on cuda:{}", row_count, index());
     }
 
  private:
@@ -436,132 +427,6 @@ class backend final : public device_backend {
         if (status == cudaErrorNotReady) return false;
         check(status, "cannot query {} of cuda:{}", what, index());
         return true;
-    }
-
-    template <typename Range>
-    cudaError_t copy_pieces(std::span<const Range> pieces, cudaMemcpyKind kind, cudaStream_t stream) const {
-        if (pieces.empty()) return cudaSuccess;
-        cudaError_t status = cudaErrorNotSupported;
-        if (pieces.size() > 1 && !is_legacy_stream(stream)) status = copy_at_once(pieces, stream);
-        // one piece needs no batch, the legacy stream takes none, and an old driver may have none
-        if (status == cudaErrorNotSupported || status == cudaErrorCallRequiresNewerDriver) {
-            status = copy_one_by_one(pieces, kind, stream);
-        }
-        return status;
-    }
-
-    /// Makes the copies in calls of at most 256. With 512 copies of 12 KiB in one call, driver 580 is half as
-    /// fast, and it has crashed (samples/bench/NOTEBOOK.md).
-    template <typename Range>
-    cudaError_t copy_at_once(std::span<const Range> pieces, cudaStream_t stream) const {
-        constexpr std::size_t max_copies = 256;
-        std::vector<void*> destinations;
-        std::vector<const void*> sources;
-        std::vector<std::size_t> sizes;
-        destinations.reserve(pieces.size());
-        sources.reserve(pieces.size());
-        sizes.reserve(pieces.size());
-        for (const Range& piece : pieces) {
-            destinations.push_back(piece.destination);
-            sources.push_back(piece.source);
-            sizes.push_back(piece.size_bytes);
-        }
-        return context_.run([&] {
-            for (std::size_t first = 0; first < pieces.size(); first += max_copies) {
-                const std::size_t count = std::min(max_copies, pieces.size() - first);
-                const cudaError_t status = copy_batch(std::span(destinations).subspan(first, count),
-                                                      std::span(sources).subspan(first, count),
-                                                      std::span(sizes).subspan(first, count), stream);
-                if (status != cudaSuccess) return status;
-            }
-            return cudaSuccess;
-        });
-    }
-
-    template <typename Range>
-    cudaError_t copy_one_by_one(std::span<const Range> pieces, cudaMemcpyKind kind,
-                                cudaStream_t stream) const {
-        return context_.run([&] {
-            for (const Range& piece : pieces) {
-                const cudaError_t status =
-                    cuda::copy(piece.destination, piece.source, piece.size_bytes, kind, stream);
-                if (status != cudaSuccess) return status;
-            }
-            return cudaSuccess;
-        });
-    }
-
-    /// Adds the digest with one launch, because for small batches a launch costs as much as everything else.
-    cudaError_t add_digest_at_once(std::span<const digest_array> arrays, std::uint64_t sample_bytes,
-                                   std::uint64_t row_count, std::uint64_t* sum,
-                                   cudaStream_t stream) const noexcept {
-        digest_sample work;
-        for (const digest_array& array : arrays) {
-            work.arrays[work.array_count++] = {reinterpret_cast<const unsigned char*>(array.rows),
-                                               array.row_size_bytes};
-        }
-        const bool by_block = sample_bytes > digest_warp_sample_bytes;
-        constexpr std::uint64_t warps_of_block = digest_threads / 32;
-        void* arguments[] = {&work, &row_count, &sum};
-        return launch(digest_whole_samples(by_block), blocks_for(row_count, by_block ? 1 : warps_of_block),
-                      digest_threads, arguments, stream);
-    }
-
-    /// Adds the samples of rows first ... first + rows - 1 to *sum. The rows' hashes are written to scratch
-    /// memory first.
-    cudaError_t add_digest_of(std::span<const digest_array> arrays, std::uint64_t first, std::uint64_t rows,
-                              std::uint64_t* sum, cudaStream_t stream) const noexcept {
-        const std::uint64_t hashes_bytes =
-            std::max<std::uint64_t>(arrays.size() * rows, 1) * sizeof(std::uint64_t);
-        void* scratch = nullptr;
-        cudaError_t status = cuda::allocate(scratch, hashes_bytes, pool_, stream);
-        if (status != cudaSuccess) return status;
-        auto* const hashes = static_cast<unsigned long long*>(scratch);
-        for (std::size_t i = 0; i < arrays.size() && status == cudaSuccess; ++i) {
-            const digest_array& array = arrays[i];
-            status = hash_rows(array, first, rows, hashes + i * rows, stream);
-        }
-        if (status == cudaSuccess) {
-            std::uint64_t array_count = arrays.size();
-            void* arguments[] = {&scratch, &array_count, &rows, &sum};
-            status =
-                launch(digest_samples(), blocks_for(rows, digest_threads), digest_threads, arguments, stream);
-        }
-        const cudaError_t freed = cuda::free(scratch, stream);
-        return status == cudaSuccess ? freed : status;
-    }
-
-    cudaError_t hash_rows(const digest_array& array, std::uint64_t first, std::uint64_t rows,
-                          unsigned long long* hashes, cudaStream_t stream) const noexcept {
-        constexpr std::uint64_t warps_of_block = digest_threads / 32;
-        digest_rows work;
-        work.rows = reinterpret_cast<const unsigned char*>(array.rows) + first * array.row_size_bytes;
-        work.row_size_bytes = array.row_size_bytes;
-        work.row_count = rows;
-        void* arguments[] = {&work, &hashes};
-        if (array.row_size_bytes <= digest_thread_row_bytes) {
-            return launch(digest_rows_by_thread(), blocks_for(rows, digest_threads), digest_threads,
-                          arguments, stream);
-        }
-        // parts are small enough for a batch to occupy every SM, and large enough to need few atomics
-        constexpr std::uint64_t min_part_bytes = 4096;
-        constexpr std::uint64_t max_part_bytes = 65536;
-        const std::uint64_t even = rows * array.row_size_bytes / (std::uint64_t{multiprocessors_} * 64);
-        work.part_bytes = std::clamp(even / 16 * 16, min_part_bytes, max_part_bytes);
-        work.parts = (array.row_size_bytes + work.part_bytes - 1) / work.part_bytes;
-        if (work.parts > 1) {
-            const cudaError_t status = cuda::fill_zero(hashes, rows * sizeof(std::uint64_t), stream);
-            if (status != cudaSuccess) return status;
-        }
-        return launch(digest_rows_by_warp(), blocks_for(rows * work.parts, warps_of_block), digest_threads,
-                      arguments, stream);
-    }
-
-    /// Enough blocks for `units` of work, but no more than a few waves: the kernels loop over the rest.
-    unsigned blocks_for(std::uint64_t units, std::uint64_t units_of_block) const noexcept {
-        const std::uint64_t needed = (units + units_of_block - 1) / units_of_block;
-        return static_cast<unsigned>(
-            std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 32));
     }
 
     context context_;
