@@ -148,9 +148,17 @@ TEST_CASE("cuda digest: several arrays a sample, of different row sizes") {
     CHECK(digest_on_gpu(five, 333) == digest_by_definition(five, 333));
 }
 
-TEST_CASE("cuda digest: more rows than are worked on at a time") {
+TEST_CASE("cuda digest: millions of samples in one kernel") {
     constexpr std::uint64_t rows = 5'000'001;
     const std::vector<test_array> arrays{random_array(rows, 3, 1, 1), random_array(rows, 5, 0, 2)};
+    CHECK(digest_on_gpu(arrays, rows) == digest_by_definition(arrays, rows));
+}
+
+TEST_CASE("cuda digest: more arrays than one kernel takes, and more rows than are hashed at a time") {
+    constexpr std::uint64_t rows = 300'001;  // 2^21 hashes at a time
+    std::vector<test_array> arrays;
+    for (std::uint64_t i = 0; i < 9; ++i)
+        arrays.push_back(random_array(rows, i + 1, i, i));
     CHECK(digest_on_gpu(arrays, rows) == digest_by_definition(arrays, rows));
 }
 

@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -117,10 +118,17 @@ TEST_CASE("side_by_side_mapping: equal parts are mapped at a constant distance")
 }
 
 TEST_CASE("side_by_side_mapping: without parts nothing is mapped") {
-    const temporary_folder folder;
+    int calls = 0;
+    const seam::scoped_failure_hook hook([&](seam::call what, std::string_view) {
+        if (what == seam::call::mmap) ++calls;
+        return seam::injected_failure{};
+    });
     const side_by_side_mapping of_nothing;
     const side_by_side_mapping of_no_parts(std::vector<file_part>{});
-    CHECK(mappings_of(folder.path().string()).empty());
+    CHECK(calls == 0);
+    const temporary_folder folder;
+    const side_by_side_mapping of_one(make_parts(folder, 1, page));
+    CHECK(calls > 0);
 }
 
 TEST_CASE("side_by_side_mapping: a moved mapping keeps its pages, and what it replaces is unmapped") {

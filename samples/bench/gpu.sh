@@ -78,7 +78,7 @@ run_tests() {
 # launch, and counts that as an error. It only looks for races among the threads of one block.
 sanitize() {
     local tool=$1 test
-    local left_out='cuda process*,*hundreds of megabytes*,*worked on at a time*,*legacy default stream'
+    local left_out='cuda process*,*hundreds of megabytes*,*millions of samples*,*legacy default stream'
     if ! command -v compute-sanitizer >/dev/null; then
         table+=("skipped     compute-sanitizer is not installed")
         return
