@@ -100,7 +100,8 @@ std::vector<id_list> fresh_lists(const sizes& sizes, std::uint64_t repetition) {
     return lists;
 }
 
-/// The same from one order of the table, starting at its batch `first`: no row is in two batches.
+/// Row lists that share no row: consecutive batches of one random order of all rows, from batch `first` of it
+/// on.
 std::vector<id_list> lists_apart(const sizes& sizes, std::uint64_t seed, std::uint64_t first) {
     std::vector<id_list> lists(sizes.batches, id_list(sizes.batch_rows));
     const auto rows = sampler::shuffled(sizes.row_count, seed);

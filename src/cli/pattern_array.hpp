@@ -18,8 +18,10 @@ namespace pinflow::cli {
 class pattern_array final : public pinflow::detail::element_file {
  public:
     /// @param text FILE[:NAME], in which FILE is a pattern.
-    /// @throws invalid_argument if no file matches, if types or row shapes differ, or if a file has several
-    /// arrays and no NAME was given. Otherwise as list_arrays.
+    /// @throws invalid_argument if no file matches, if types or row shapes differ, if a file has several
+    /// arrays and no NAME was given, if an array without axes is not stacked, or if there are 2^64 or more
+    /// rows or bytes; unsupported for an array that cannot be opened. Otherwise as list_arrays and
+    /// find_array.
     pattern_array(const std::string& text, bool stacked);
 
     std::size_t file_count() const noexcept { return parts_.size(); }

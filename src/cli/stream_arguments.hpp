@@ -21,7 +21,9 @@ struct stream_arguments {
     bool json = false;
 };
 
-/// Empty when help was asked for. @throws usage_error; what reading the state throws.
+/// Empty when help was asked for. @throws usage_error; what parse_device and reading the state throw;
+/// unsupported for a state whose order the tool lacks; system_failure or invalid_argument if the state cannot
+/// be saved.
 std::optional<stream_arguments> parse_stream_arguments(const argument_list& arguments);
 
 }  // namespace pinflow::cli
