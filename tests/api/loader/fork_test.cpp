@@ -70,7 +70,7 @@ TEST_CASE("loader: a forked child is refused and exits, and the parent continues
             const ::pid_t child = ::fork();
             REQUIRE(child >= 0);
             if (child == 0) {
-                ::alarm(60);  // a call that hangs ends the process, and fails the test
+                ::alarm(60);  // ends the child if a call hangs, which fails the test
                 ::close(parent_lives[1]);
                 const int wrong_step = use_in_child(parents, leased, stream, rows);
                 char nothing = 0;

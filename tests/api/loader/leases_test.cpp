@@ -207,8 +207,8 @@ TEST_CASE("leases: several threads lease and release batches in any order, and s
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         constexpr std::uint64_t epochs = 3;
         constexpr unsigned thread_count = 4;
-        // each thread leases one batch less than its share of the slots, so that no thread finds all slots
-        // taken
+        // a thread that calls `next` holds 2 batches at most, one less than its share of the slots, so that
+        // no thread finds all slots leased
         constexpr unsigned leased_by_each = 2;
         loader_options options =
             options_with_slots(device, order, route, thread_count * (leased_by_each + 1));

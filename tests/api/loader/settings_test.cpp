@@ -62,8 +62,8 @@ TEST_CASE("loader: memory_bytes limits the number of slots, and the option slots
         CHECK(both_sides.report().slots == 2);
         const loader asked({rows}, {.device = device, .batch_rows = 100, .slots = 20});
         CHECK(asked.report().slots == 20);
-        // what the automatic route takes: on a GPU a host side beside the device side, for rows of pages that
-        // are not registered yet
+        // on a GPU, slots of the automatic route also have a host side: rows are staged until their pages are
+        // registered
         const unsigned sides = device.kind() == device_kind::host ? 1U : 2U;
         const std::uint64_t memory_bytes = 1100 * 1024;
         const loader chosen({rows}, {.device = device, .batch_rows = 100, .memory_bytes = memory_bytes});
