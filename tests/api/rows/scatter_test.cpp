@@ -109,13 +109,13 @@ void check_random_sums(const device& device, row_route route) {
         CAPTURE(width);
         constexpr std::uint64_t row_count = 40;
         const std::size_t row_bytes = width * sizeof(Value);
-        // small whole numbers, whose sums every type holds exactly
         const std::size_t count = std::array<std::size_t, 3>{1, 25, 150}[random() % 3];
         const id_vector ids = make_ids(one_of(every_id_order, random), count, row_count, random);
         std::vector<Value> values(count * width);
         std::vector<float> sums(row_count * width);
         const auto before = random_bytes(row_count * row_bytes, random);
         for (std::size_t i = 0; i < values.size(); ++i) {
+            // 0 or 1: every type holds their sums exactly
             const auto number = static_cast<float>(random() % 2);
             values[i] = value_of<Value>(number);
             sums[ids[i / width] * width + i % width] += number;
