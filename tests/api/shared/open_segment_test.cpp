@@ -220,7 +220,7 @@ TEST_CASE("list_segments: links, pipes and loops are listed with a problem") {
     CHECK(clean_segments(segments.folder()).empty());
 }
 
-TEST_CASE("remove_segment: follows no link out of the folder, and stops at it") {
+TEST_CASE("remove_segment: follows no link out of the folder, and does not remove the folder itself") {
     const test_segments segments;
     const std::filesystem::path outside = segments.root() / "outside";
     std::filesystem::create_directory(outside);
