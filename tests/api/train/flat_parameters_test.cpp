@@ -34,7 +34,7 @@ std::vector<float> random_values(std::uint64_t count, unsigned seed) {
     return values;
 }
 
-/// The upper halves of floats that have no more bits.
+/// Converts floats that bfloat16 holds exactly.
 std::vector<std::uint16_t> as_bfloat16(const std::vector<float>& values) {
     std::vector<std::uint16_t> halves;
     for (const float value : values) {
@@ -230,7 +230,7 @@ TEST_CASE(
             flat_parameters flat({{"w", bfloat16, {100}}}, {sgd{.rate = 1}}, stream,
                                  {.master_copies = masters});
             put(flat.parameter(0), as_bfloat16(values), stream);
-            // less than half of the last bit of 1 in bfloat16, 2^-7
+            // less than half of 2^-8, the distance from 1 to the next smaller bfloat16
             const std::vector<float> gradients(100, 0x1p-10F);
             put(flat.gradient(0), as_bfloat16(gradients), stream);
             for (unsigned step = 0; step < 16; ++step)
@@ -330,7 +330,7 @@ TEST_CASE("flat parameters: clip_value limits each element in one step") {
     });
 }
 
-TEST_CASE("flat parameters: gradients that are not finite update, skip or refuse the step") {
+TEST_CASE("flat parameters: a step with gradients that are not finite is made, skipped or refused") {
     on_each_device([](const device& device) {
         for (const float bad :
              {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),

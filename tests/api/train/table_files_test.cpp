@@ -299,7 +299,7 @@ TEST_CASE("embedding table: bfloat16 weights come back from .npy files, where th
     CHECK_THROWS_AS(other.import_weights(folder / "weights.npy"), unsupported);
 }
 
-TEST_CASE("embedding table: nothing is loaded, imported or appended while leases are held") {
+TEST_CASE("embedding table: load, import_weights and grow are refused while leases are held") {
     const temporary_folder folder;
     on_each_device([&](const device& device) {
         embedding_table table(options_for(50), device);
