@@ -33,7 +33,8 @@ constexpr double max_seconds = sanitized ? 20 : 1;
 constexpr double max_seconds = 20;
 #endif
 
-/// Runs a command on a file, or an array NAME in it, that it must refuse, without leaving anything behind.
+/// Runs a command on a file, or on the array NAME in it. The command must refuse it, and leave no file
+/// behind.
 void check_refused(const std::string& command, const std::string& path, const std::string& name = "") {
     const std::string argument = name.empty() ? path : path + ":" + name;
     const temporary_folder folder;
@@ -94,7 +95,7 @@ std::string repeated(const std::string& part, std::size_t count) {
     return result;
 }
 
-/// A header with this shape, and type, and some data after it.
+/// A header with this shape and type, and 64 bytes of data.
 std::string shaped(const std::string& shape, const std::string& descr = "'<f4'", unsigned version = 1) {
     return header(text(descr, shape), version) + std::string(64, '\0');
 }

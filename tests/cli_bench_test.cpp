@@ -228,7 +228,7 @@ TEST_CASE("bench: too little memory or disk space is reported before anything is
              {{"shuffled", "--table", "16777215TiB"}, "--table and --row-bytes set its size"}}) {
         cli::arguments command{"bench", "--device", "host"};
         command.insert(command.end(), more.begin(), more.end());
-        cli::check_fails(1, command, {words});  // which has printed no rate of the link
+        cli::check_fails(1, command, {words});  // checks that nothing is printed, not even the link's rate
     }
 }
 

@@ -78,7 +78,8 @@ void check_content(const content& found, const content& expected) {
     CHECK((found.bytes == expected.bytes));  // in brackets: too long to print
 }
 
-/// What h5py is to find in a file: see tests/hdf5_writer_files.py.
+/// Checks with h5py (tests/hdf5_writer_files.py) the elements, chunks, deflate level and alignment of the
+/// only dataset in a file.
 void check_with_h5py(const fs::path& file, const std::string& name, const content& expected,
                      const nlohmann::json& chunks = nullptr, unsigned level = 0,
                      std::uint64_t alignment = 4096) {
@@ -397,7 +398,7 @@ TEST_CASE(
     }
     CHECK(read_file(path) == before);
 
-    // .npy is left out of names in archives only
+    // only names in .npz files lose the extension .npy
     convert({one, folder / "b.h5:x"});
     check_fails(1, {"convert", one, folder / "b.h5:x.npy"}, {"'x'", "lost"});
     convert({folder / "b.h5:x", folder / "b.h5:x"});

@@ -347,7 +347,8 @@ TEST_CASE("convert: a member is named with and without .npy, and folders in an a
     CHECK(pinflow::list_arrays(out).front().name == "w");
 }
 
-TEST_CASE("convert: arrays that cannot be converted are exit status 1, add no file, and keep out.*") {
+TEST_CASE(
+    "convert: arrays that cannot be converted are exit status 1, add no file, and leave out.* unchanged") {
     const temporary_folder folder;
     const auto path = [&](const char* name) { return std::string(folder / name); };
     write_file(path("a.npy"), npy("<f4", "(2, 3)", counting_bytes(24)));

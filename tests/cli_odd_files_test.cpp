@@ -110,7 +110,7 @@ TEST_CASE("cli: more than 2^30 rows of 0 bytes are refused, a million are not") 
     CHECK(cli::run_json({"stream", path, "--device", "host"})["rows"] == 1'000'000);
 }
 
-TEST_CASE("cli: convert asks for free space before it writes") {
+TEST_CASE("cli: convert checks the free space before it writes") {
     const temporary_folder folder;
     const std::string path = folder / "large.npy";
     const std::string out = folder / "out.npz";

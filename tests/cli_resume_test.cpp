@@ -265,7 +265,7 @@ TEST_CASE("cli: a state that is absent, damaged or cannot be written is a one-li
         write_file(state, bad);
         cli::check_fails(1, {"stream", "--device", "host", rows.file, "--load-state", state}, {state});
     }
-    // told before the work
+    // reported before anything is streamed
     const std::string nowhere = rows.folder / "no/state.json";
     cli::check_fails(
         1, {"stream", "--device", "host", rows.file, "--save-state", nowhere, "--epochs", "1000000"},
@@ -288,7 +288,8 @@ TEST_CASE("cli: a state that is absent, damaged or cannot be written is a one-li
     CHECK(cli::names_in(rows.folder.path()) == std::set<std::string>{"a.npy", "state.json"});
 }
 
-TEST_CASE("cli: SIGINT and SIGTERM end a run that saves its state, which then says what was streamed") {
+TEST_CASE(
+    "cli: with --save-state, SIGINT and SIGTERM save the state, report what was streamed, and end the run") {
     const rows_in_file rows;
     for (const int signal : {SIGINT, SIGTERM}) {
         CAPTURE(signal);

@@ -98,7 +98,7 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"stream", file, "--device", "cuda:-1"}, "cuda:-1"},
         {{"stream", file, "--device", "cuda:x"}, "cuda:x"},
         {{"stream", file, "--device", ""}, ""},
-        // flags that do not fit together, or not to the rows
+        // flags that contradict each other or do not fit the rows
         {{"stream", file, "--memory", "5"}, "5 bytes"},
         {{"stream", file, "--memory", "1KiB", "--slots", "60000"}, "1024 bytes"},
         {{"stream", file, "--batch", "1", "--epochs", "18446744073709551615"}, "epochs"},
@@ -111,7 +111,7 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"stream", file, "--save-state", ""}, "--save-state"},
         {{"stream", file, "--load-state="}, "--load-state"},
     };
-    if (!pinflow::has_hdf5()) {  // formats that a build lacks, told by content
+    if (!pinflow::has_hdf5()) {  // a format that this build lacks, detected by content
         table.push_back({{"stream", folder / "a.h5"}, "HDF5"});
         table.push_back({{"stream", folder / "*.h5"}, "HDF5"});
         table.push_back({{"stream", std::string(folder / "*.h5") + ":name"}, "HDF5"});
