@@ -62,8 +62,8 @@ class array_transfer {
     /// over PCIe meanwhile.
     /// @return whether anything was enqueued.
     virtual bool enqueue_lists(std::span<slot* const> /*slots*/, stream_view /*lists*/) { return false; }
-    /// Enqueues the work after the copies of the group. `slots` are the group's slots before the first one
-    /// with an error.
+    /// Enqueues the work that follows the copies of the group. Called only if `enqueue_lists` of some array
+    /// returned true. `slots` are the group's slots before the first one with an error.
     virtual void enqueue(std::span<slot* const> /*slots*/, stream_view /*stream*/) {}
     /// The address at which the consumer finds the rows of a slot.
     virtual const std::byte* data_of(const slot& filled) const = 0;

@@ -235,10 +235,14 @@ std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_pl
     return held_bytes;
 }
 
-/// The part of a message about memory that says what the held arrays take; empty if there are none.
-std::string held_part(std::uint64_t held_bytes) {
-    if (held_bytes == 0) return {};
-    return fmt::format(", of which held arrays take {} bytes", held_bytes);
+/// The part of a message about memory that says what held arrays and shared staging buffers take; empty if
+/// there are none.
+std::string other_part(std::uint64_t held_bytes, std::uint64_t staging_bytes) {
+    if (held_bytes == 0 && staging_bytes == 0) return {};
+    if (staging_bytes == 0) return fmt::format(", of which held arrays take {} bytes", held_bytes);
+    if (held_bytes == 0) return fmt::format(", of which staging buffers take {} bytes", staging_bytes);
+    return fmt::format(", of which held arrays take {} bytes and staging buffers {}", held_bytes,
+                       staging_bytes);
 }
 
 }  // namespace
@@ -274,17 +278,18 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
     if (budget.setting_bytes != 0 && allowed < needed) {
         throw invalid_argument(fmt::format(
             "{} slots of {} bytes do not fit into {} bytes{}: allow more memory, or make batches smaller{}",
-            needed, each.size_bytes, budget.setting_bytes, held_part(held_bytes), fewer_slots));
+            needed, each.size_bytes, budget.setting_bytes, other_part(held_bytes, staging.size_bytes()),
+            fewer_slots));
     }
     // the limit of the machine
     const std::uint64_t taken_host_bytes = on_host ? held_bytes : staging.size_bytes();
     if (fitting_in(budget.available_bytes, taken_host_bytes, each.host_bytes) < needed) {
         throw system_failure(
-            fmt::format(
-                "{} slots of {} bytes take {} bytes of memory{}, more than the {} bytes that {}: make "
-                "batches smaller{}",
-                needed, each.host_bytes, saturated(needed, each.host_bytes, taken_host_bytes),
-                held_part(on_host ? held_bytes : 0), budget.available_bytes, budget.bound, fewer_slots),
+            fmt::format("{} slots of {} bytes take {} bytes of memory{}, more than the {} bytes that may be "
+                        "taken of the memory that {}: make batches smaller{}",
+                        needed, each.host_bytes, saturated(needed, each.host_bytes, taken_host_bytes),
+                        on_host ? other_part(held_bytes, 0) : other_part(0, staging.size_bytes()),
+                        budget.available_bytes, budget.bound, fewer_slots),
             std::make_error_code(std::errc::not_enough_memory));
     }
     if (options.slots != 0) {
@@ -299,9 +304,10 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
         };
         sizes.count = clamped(std::min(allowed, fitting));
         if (const unsigned usual = clamped(allowed); sizes.count < usual) {
-            sizes.reason =
-                fmt::format("{} slots instead of {}: {} fit into {}the {} bytes that {}", sizes.count, usual,
-                            fitting, part == 2 ? "half of " : "", budget.available_bytes, budget.bound);
+            sizes.reason = fmt::format(
+                "{} slots instead of {}: {} fit into {}the {} bytes that may be taken of the memory that {}",
+                sizes.count, usual, fitting, part == 2 ? "half of " : "", budget.available_bytes,
+                budget.bound);
         }
     }
     if (std::uint64_t all_bytes = 0; !multiply(sizes.count, each.size_bytes, all_bytes)) {

@@ -37,11 +37,12 @@ slot_layout lay_out(sources_view sources, const loader_options& options);
 /// The memory available to the slots.
 struct slot_budget {
     std::uint64_t setting_bytes = 0;    ///< loader_options::memory_bytes
-    std::uint64_t available_bytes = 0;  ///< host memory that is left
+    std::uint64_t available_bytes = 0;  ///< of host memory, as available_memory::size_bytes
     std::string_view bound;             ///< as available_memory::bound
 };
 slot_budget find_budget(const loader_options& options);
-/// How much of it staging buffers that all batches share may take: a quarter.
+/// The most bytes of the staging buffers that all batches share: a quarter of the setting (1 GiB if it is 0),
+/// or of half of the available memory if that is less.
 std::uint64_t max_staging_bytes(const slot_budget& budget) noexcept;
 
 /// Facts for the planner. `rows_left` is the number of rows still to be delivered, `threads` the number of

@@ -16,8 +16,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// How long the driver waits for the first returned slot before it checks the other slots, and whether the
-/// loader stops.
+/// How long the driver waits for one event of a free slot that is still in use before it checks the slots
+/// again, and whether the loader stops.
 constexpr std::chrono::microseconds look_again_interval{200};
 
 /// How long a consumer without batches waits for a full group of slots before fewer slots are filled. The
@@ -340,7 +340,7 @@ slot* slot_pool::lease(bool with_data) {
         statistics_.ready_sum += ready_before;
         statistics_.max_ready = std::max(statistics_.max_ready, ready_before);
         statistics_.reached = std::max(statistics_.reached, std::optional(next->scheduled.end));
-        // time in which the loader waits for the consumer's streams is the consumer's own
+        // while the loader waits for the consumer's streams, the consumer does not wait for the loader
         const auto after = times_.now();
         const std::chrono::nanoseconds waited = after.at - before.at - data_wait;
         const std::chrono::nanoseconds for_consumer = times_.consumer_wait(after) - consumer_wait_before;
