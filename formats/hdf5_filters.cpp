@@ -138,7 +138,7 @@ void hdf5_pipeline::check_size(const hdf5_chunk& chunk) const {
     }
     if (chunk.size_bytes > list.stored_bytes) {
         throw format_error(
-            fmt::format("is said to take {} bytes, more than a chunk of {} bytes can when compressed",
+            fmt::format("is said to take {} bytes, more than a chunk of {} bytes can take after its filters",
                         chunk.size_bytes, chunk_bytes_));
     }
     std::uint64_t max_bytes = chunk.size_bytes;

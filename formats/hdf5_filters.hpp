@@ -49,9 +49,9 @@ class hdf5_pipeline {
     /// The element size of the shuffle filter, if shuffle was applied first to chunks with this filter mask.
     /// 0 if it was not, if elements have one byte, or if the chunk size is no multiple of the element size.
     std::uint64_t shuffle_element_bytes(std::uint32_t filter_mask) const noexcept;
-    /// Checks that the stored size of a chunk is neither too large nor too small for any compression. Call it
-    /// before allocating memory for the chunk.
-    /// @throws format_error if it is.
+    /// Checks that the filters can give a chunk its stored size. Call it before allocating memory for the
+    /// chunk.
+    /// @throws format_error if the size is too large or too small.
     void check_size(const hdf5_chunk& chunk) const;
 
  private:

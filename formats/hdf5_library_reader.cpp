@@ -301,8 +301,8 @@ void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,
     if (first_row > of.row_count || row_count > of.row_count - first_row ||
         !multiply(row_count, of.row_bytes, size_bytes) || size_bytes != destination.size()) {
         throw invalid_argument(fmt::format(
-            "{} bytes cannot be {} rows of the dataset {} from row {} on: it has {} rows of {} bytes",
-            destination.size(), row_count, quote(of.name), first_row, of.row_count, of.row_bytes));
+            "cannot read {} rows from row {} on of the dataset {} into {} bytes: it has {} rows of {} bytes",
+            row_count, first_row, quote(of.name), destination.size(), of.row_count, of.row_bytes));
     }
     if (destination.empty()) return;
     const hdf5::library_lock lock;

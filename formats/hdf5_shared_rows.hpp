@@ -12,7 +12,7 @@ namespace pinflow::detail {
 
 class hdf5_memory;
 
-/// Makes a memory of `size_bytes`, or of a quarter of the memory that is left if that is less. Null in a
+/// Makes an hdf5_memory of `size_bytes`, or of a quarter of the available memory if that is less. Null in a
 /// build without HDF5.
 std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes);
 

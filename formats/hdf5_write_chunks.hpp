@@ -33,8 +33,8 @@ using hdf5_store_chunk = std::function<void(std::span<const std::uint64_t> first
 /// A row is one index of the first axis along which chunks are longer than 1 (of the last axis if there is
 /// none), at one index of each axis before it. A band is the set of chunks that hold the same rows.
 ///
-/// The writer collects the elements of whole bands: of as many as have two chunks per core, or 1 MiB of
-/// chunks if that is more, and of fewer if memory is short. They take at most 64 MiB, unless one band is
+/// The writer collects the elements of whole bands: enough bands for two chunks per core, or for 1 MiB of
+/// chunks if that is more, and fewer if memory is short. The elements take at most 64 MiB, unless one band is
 /// larger. Encoding takes three times the size of the chunks that are being encoded or wait to be stored.
 /// These are at most 64 MiB of chunks, or one larger chunk.
 ///

@@ -43,9 +43,9 @@ inline constexpr std::uint16_t zip_flag_encrypted = 1u << 0 | 1u << 6 | 1u << 13
 inline constexpr std::uint16_t zip_flag_patched = 1u << 5;
 inline constexpr std::uint16_t zip_flag_utf8 = 1u << 11;
 
-/// Reads the directory in pieces, so that no size in it has to be trusted. Any of these errors refuses the
-/// whole archive: members that are outside the file or overlap, an inconsistent count or size, names that are
-/// absolute, have a part '..' or repeat, several disks, bytes before or after the archive.
+/// Reads the directory in pieces, so that no size in it has to be trusted. Refuses the whole archive for any
+/// of these errors: members that are outside the file or overlap, an inconsistent count or size, names that
+/// are absolute, have a part '..' or repeat, several disks, bytes before or after the archive.
 std::vector<zip_entry> read_zip_directory(std::uint64_t file_size_bytes, const read_bytes& read);
 
 /// The offset of a member's data. Checks the member's own header, and that the data ends within the member's
