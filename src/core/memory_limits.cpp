@@ -190,10 +190,11 @@ thread_allowance threads_within_memory(unsigned requested, unsigned default_coun
     const std::uint64_t fitting = available.size_bytes / 8 / thread_bytes;
     if (fitting >= default_count) return {default_count, {}};
     const auto count = static_cast<unsigned>(std::max<std::uint64_t>(fitting, 1));
-    return {count,
-            fmt::format("{} of {} threads: by default, threads get at most an eighth of the {} bytes that "
-                        "may be taken of the memory that {}, {} KiB each",
-                        count, default_count, available.size_bytes, available.bound, thread_bytes >> 10)};
+    return {
+        count,
+        fmt::format("{} of {} threads, at {} KiB each: by default, threads get at most an eighth of the {} "
+                    "bytes that may be taken of the memory that {}",
+                    count, default_count, thread_bytes >> 10, available.size_bytes, available.bound)};
 }
 
 scoped_available_memory::scoped_available_memory(std::uint64_t size_bytes) {
