@@ -110,7 +110,7 @@ class python_embeddings {
     stream_view on(stream_number stream) const {
         if (own_) return *own_;
         const auto view = dlpack::consumer_stream(table_->device(), stream);
-        if (!view) throw invalid_argument("a step needs a stream");
+        if (!view) throw invalid_argument("this call needs a stream, and stream -1 is none");
         return *view;
     }
 

@@ -87,7 +87,7 @@ class python_flat {
     stream_view on(const device& device, std::optional<std::int64_t> stream) const {
         if (own_) return *own_;
         const auto view = dlpack::consumer_stream(device, stream);
-        if (!view) throw invalid_argument("a step needs a stream");
+        if (!view) throw invalid_argument("this call needs a stream, and stream -1 is none");
         return *view;
     }
 

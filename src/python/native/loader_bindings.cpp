@@ -130,7 +130,7 @@ class python_loader {
         std::shared_ptr<PyObject> kept = owner.is_none() || !consumer ? nullptr : keep(owner);
         std::optional<batch> taken;
         for (bool is_over = false; !is_over;) {
-            // held only without the GIL: `end` waits for the last share
+            // dropped before the GIL is taken back: the last owner waits for threads that may need the GIL
             std::shared_ptr<loader> share = loader_;
             if (!share) return std::nullopt;  // closed meanwhile, by a signal handler or another thread
             {

@@ -29,8 +29,9 @@ PyType_Slot collected_slots[] = {{Py_tp_traverse, reinterpret_cast<void*>(&trave
                                  {Py_tp_clear, reinterpret_cast<void*>(&clear<T>)},
                                  {0, nullptr}};
 
-/// Drops the references that were given up without the GIL. Needs the GIL. Calls that open,
-/// export or deliver do it, and otherwise a pending call of the interpreter does.
+/// Drops the references that were given up without the GIL. Needs the GIL. Calls that open, load or export
+/// arrays, deliver batches, or gather and scatter rows do it first. Otherwise a pending call of the
+/// interpreter does.
 void drop_given_up() noexcept;
 
 /// To be called when Python is about to end: from here on, other threads must not take the GIL.

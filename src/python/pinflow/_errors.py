@@ -54,7 +54,7 @@ class DataChanged(Error, OSError):
 
 class AllSlotsLeased(Error):
     """Batches or tensors that are kept hold every slot of a loader: release some, or give it more slots. Or leases and
-    prefetches hold every step of an EmbeddingTable: commit or release leases."""
+    prefetches of an EmbeddingTable hold the memory of all its steps: commit or release leases."""
 
 
 class DeviceError(Error, RuntimeError):

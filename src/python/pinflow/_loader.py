@@ -241,9 +241,9 @@ class Loader:
         for images, labels in pinflow.Loader("images.npy", "labels.npy", batch=64):
             model(images.torch(), labels.torch())
 
-    Each `for` loop is one epoch, in a new order. `break` ends it, and the next loop begins the next epoch. A loader has
-    one position: once a second loop has begun, the first one raises Error at its next batch. With one source, write
-    `for (x,) in loader`.
+    Each `for` loop is one epoch, shuffled anew by default. `break` ends it, and the next loop begins the next epoch. A
+    loader has one position: once a second loop has begun, the first one raises Error at its next batch. With one
+    source, write `for (x,) in loader`.
 
         validation = pinflow.Loader("test.npy", "labels.npy", order="sequential", batch=256)
 
@@ -275,8 +275,8 @@ class Loader:
             'drop': they are left out, and all ranks have the same number of full batches.
         route: how rows travel, for experiments: 'auto', 'direct' (the device reads the file's pages), 'copy' (the copy
             engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
-        memory: the maximum bytes of all slots, staging buffers and arrays held on the device. None: 1 GiB, less if memory
-            is short; if `slots` is given or a source is a RowSource, the memory that is left.
+        memory: the maximum bytes of all slots, staging buffers and arrays held on the device. None: 1 GiB, less if
+            memory is short; if `slots` is given or a source is a RowSource, the memory that is left.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
         slots: the number of batches that can exist at once, from 2 on; None: the loader chooses, 8 if a source is a
