@@ -100,8 +100,9 @@ struct load_options {
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
     /// Where device memory comes from; null: the device's pool. `allocate` is called on the calling thread.
     std::shared_ptr<memory_resource> resource = nullptr;
-    /// Called on the calling thread, some ten times a second, and at the end: bytes that have been sent to
-    /// the device or written to memory, and all bytes. If it throws, the load ends with that exception.
+    /// Called on the calling thread, up to ten times a second, and at the end. `done_bytes` have been sent to
+    /// the device, written to memory or mapped. `total_bytes` is the size of all tensors. If it throws, the
+    /// load ends with that exception.
     std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress = nullptr;
 };
 
@@ -246,7 +247,8 @@ struct tensor_to_save {
 /// Writes a safetensors file, atomically as safetensors_writer. Takes 32 MiB of page-locked memory: one piece
 /// is copied from the device while another one is written. Copies come after the work enqueued on `stream` so
 /// far. Waits for them.
-/// @throws as safetensors_writer; device_error.
+/// @throws as safetensors_writer; invalid_argument also for a tensor that has elements, but no `data`;
+/// device_error.
 void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
                   stream_view stream, const std::map<std::string, std::string>& metadata = {});
 

@@ -113,7 +113,7 @@ class stream {
 
 /// A mark in a stream that host threads and other streams can wait for. Move-only. One thread at a time may
 /// record it; waiting is safe from any thread. An event that was never recorded counts as done. A moved-from
-/// event has no native handle: recording it and waiting for it throw invalid_argument.
+/// event has no native handle: recording it, waiting for it and `done` throw invalid_argument.
 class event {
  public:
     explicit event(pinflow::device device);

@@ -103,7 +103,7 @@ struct loader_options {
 /// for page-locked memory: on a GPU of less than 10 GiB, if less than 1 GiB was free when memory was first
 /// page-locked, or if the context could not be created.) In a process forked later, a loader
 /// cannot be used: `next` throws, and the destructor leaves everything as it is. A moved-from loader delivers
-/// nothing: `next`, `report` and `state` throw invalid_argument, and counts are 0.
+/// nothing: `next`, `wait_for`, `report` and `state` throw invalid_argument, and counts are 0.
 class loader {
  public:
     /// A sample is the same row of every source; row counts must be equal.

@@ -61,7 +61,7 @@ struct flat_options {
 /// destroyed.
 class flat_parameters {
  public:
-    /// Makes parameters with their first values, and gradients and state, all zero, and loads the kernels.
+    /// Makes parameters with their first values. Gradients and state begin as zeros. Loads the kernels.
     /// `groups[i]` has the settings of the parameters whose group is i; all are of one optimizer type. Which
     /// states are kept, such as for momentum and amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
@@ -161,7 +161,7 @@ class flat_parameters {
     /// not saved. Later steps are bit-equal to those without the interruption. Forgets clipping that was
     /// asked for, and skipped steps. Waits for `stream`.
     /// @throws state_mismatch if parameters, the rule or its states differ, unsupported for tensors of a type
-    /// that pinflow lacks; then nothing has changed.
+    /// that pinflow lacks, invalid_argument as `save`; then nothing has changed.
     /// @throws format_error, system_failure; if reading fails midway, the parameters are part old, part new.
     void load(const std::filesystem::path& path, stream_view stream);
 
