@@ -106,8 +106,9 @@ PINFLOW_DETAIL_HOST_DEVICE inline double double_of(std::uint64_t bits) {
     return value;
 }
 
-/// value^exponent for a normal value above 0; 0 if it is below e^-700. The relative error is some 1e-15, and
-/// up to 1e-13 for results near e^-700. Replaces pow, whose last bit differs between host and device.
+/// value^exponent, for a normal value above 0. Powers below e^-700 count as 0. The relative error is some
+/// 1e-15, and up to 1e-13 for results near e^-700. Replaces pow, whose last bit differs between host and
+/// device.
 PINFLOW_DETAIL_HOST_DEVICE inline double real_power(double value, double exponent) {
     constexpr double ln2_high = 0x1.62e42fee00000p-1;
     constexpr double ln2_low = 0x1.a39ef35793c76p-33;

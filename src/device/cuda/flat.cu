@@ -177,7 +177,8 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
 template <typename Rule, bool Doubles>
 __global__ void __launch_bounds__(update_threads, update_blocks(Doubles))
     update_parameters(const __grid_constant__ flat_step work) {
-    // a check writes nothing that the first loads need, and work before it has ended
+    // After a check, the first loads need not wait: the check writes nothing that they read, and it has
+    // waited for all work before itself.
     if (!work.follows_check) wait_for_work_before();
     __shared__ step_start start;
     const flat_buffers& buffers = work.buffers;
