@@ -29,7 +29,7 @@ void load_run::allocate() {
         allocated_bytes += plan_.blocks[index].size_bytes;
         if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes);
     }
-    // not before: while CUDA registers pages, each allocation of its memory waits for it
+    // after all allocations: while CUDA registers pages, an allocation of device memory waits
     if (wants_pages() && !stopped_) begin_pages();
 }
 

@@ -80,7 +80,8 @@ class loaded_block {
     ~loaded_block();
 
     bool is_mapped() const noexcept { return mapping_ != nullptr; }
-    /// All of it: of a mapping, also the pages around the tensor.
+    /// All of the memory. If it is a mapping: the whole mapped range of the file, with the other tensors in
+    /// it.
     std::span<std::byte> bytes() const noexcept {
         return mapping_ ? mapping_->bytes() : std::span(memory_.data(), memory_.size_bytes());
     }

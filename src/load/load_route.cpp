@@ -82,7 +82,7 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
         if (!plan.others.empty())
             throw unsupported(
                 "the route copy was requested, but some of the tensors must be decoded, cast or gathered, or "
-                "are too short for the copy engine: only threads can do that");
+                "are too short for the copy engine; request auto, staged or both instead");
         chosen.reason = "the route copy was requested";
     } else if (chosen.route != load_route::automatic) {
         chosen.reason = fmt::format("the route {} was requested", to_string(chosen.route));

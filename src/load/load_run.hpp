@@ -25,7 +25,7 @@
 namespace pinflow::detail {
 
 /// Carries out a plan. The calling thread allocates memory and enqueues the copies from page-locked pages;
-/// other threads read, decode and cast.
+/// other threads read, decode and cast. A small load on the host device is read by the calling thread.
 class load_run {
  public:
     load_run(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,

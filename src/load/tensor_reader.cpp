@@ -76,7 +76,7 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         if (wanted == of_first) {
             file.read(offset, destination.first(wanted));
         } else {
-            // up to the end of the last byte that is wanted
+            // from the first wanted byte to the last one
             const std::uint64_t others = wanted - of_first;
             const std::uint64_t last_runs = (others - 1) / job.run_bytes;
             const std::uint64_t span_bytes = job.stride_bytes - skipped + last_runs * job.stride_bytes +
