@@ -42,9 +42,9 @@ struct flat_parameters::state_type {
         std::optional<double> max_magnitude;
     };
     clip clipping;
-    /// Whether the next pass through the buffers begins at their end: where the last one ended, so that it
-    /// finds elements in the GPU's cache. The direction of a step in a captured graph stays: two steps in one
-    /// graph alternate.
+    /// Whether the next pass through the buffers begins at their end. It begins where the last one ended, so
+    /// that it finds elements in the GPU's cache; but a step goes the way of its check if gradients are few
+    /// (see step_async). The direction of a step in a captured graph stays: two steps in one graph alternate.
     bool backwards = false;
 };
 

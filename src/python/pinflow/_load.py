@@ -125,7 +125,7 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
             default 'pt' if PyTorch can be imported, otherwise 'np' on the CPU and 'dlpack' on a GPU.
         route: 'auto'; 'copy' (from page-locked pages of the files), 'staged' (through buffers), or 'both'.
         threads: CPU threads that read; 0 chooses.
-        progress: called with the bytes done and all bytes, some ten times a second. What it raises ends the load.
+        progress: called with the bytes done and all bytes, at most ten times a second. What it raises ends the load.
 
     Raises:
         NotFound, FormatError: as `open`. DataChanged: a file has changed since it was opened.
