@@ -27,8 +27,8 @@ class row_list {
     const std::uint64_t* on_device(const slot& slot) const {
         return reinterpret_cast<const std::uint64_t*>(device_.data()) + slot.index * max_slot_rows_;
     }
-    /// Copies `row_count` numbers of a run of for_runs to the device, beginning with the first row of
-    /// `first`.
+    /// Copies the numbers of consecutive slots to the device: `row_count` numbers, from the first number of
+    /// `first` on. See for_runs.
     void upload_async(const slot& first, std::uint64_t row_count, stream_view stream) const {
         const std::uint64_t offset_bytes = first.index * max_slot_rows_ * sizeof(std::uint64_t);
         copy_to_device_async(device_.data() + offset_bytes,

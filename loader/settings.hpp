@@ -41,8 +41,8 @@ struct slot_budget {
     std::string_view bound;             ///< as available_memory::bound
 };
 slot_budget find_budget(const loader_options& options);
-/// The most bytes of the staging buffers that all batches share: a quarter of the setting (1 GiB if it is 0),
-/// or of half of the available memory if that is less.
+/// The most bytes of the staging buffers that all batches share: a quarter of the memory setting, which
+/// counts as 1 GiB if it is 0, or an eighth of the available memory if that is less.
 std::uint64_t max_staging_bytes(const slot_budget& budget) noexcept;
 
 /// Facts for the planner. `rows_left` is the number of rows still to be delivered, `threads` the number of

@@ -16,7 +16,8 @@ struct read_job {
     slot* filling = nullptr;
     const row_reader* reader = nullptr;
     std::span<const std::uint64_t> ids;
-    /// In host memory. Null: a staging buffer, from which they are copied to `on_device` at once.
+    /// Where the rows are written, in host memory. Null: into a staging buffer, from which they are copied to
+    /// `on_device` at once.
     std::byte* destination = nullptr;
     std::byte* on_device = nullptr;
 

@@ -59,7 +59,7 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
     if (owner && !is_kept) owners_.push_back(std::move(owner));
     const bool known = std::ranges::any_of(
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
-    // the event is there before the stream can read, so that the end of the lease only records it
+    // the event is made before the stream can read the batch, so that the end of the lease only records it
     if (!known && slot_->uses.size() == streams_.size()) slot_->uses.emplace_back(pool_->device());
     if (!known) streams_.push_back(stream);
     if (slot_->data_mark != nullptr && !slot_->data_mark->known_done()) slot_->data_mark->hold_up(stream);

@@ -29,7 +29,7 @@ namespace pinflow::detail {
 ///
 ///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
 ///
-/// Rows that pass through staging buffers are copied in the stage fill, when a buffer is full.
+/// Rows that pass through staging buffers are copied in the stage fill, as soon as a buffer is filled.
 ///
 /// One thread at a time samples, and one delivers, both in the order of the batches. Groups are filled in
 /// parallel. An exception of a batch stays with its slot, so that it reaches the consumer in order. `begin`
