@@ -37,7 +37,7 @@ class python_loader;
 /// How long a call waits for a batch before it lets Python handle signals.
 constexpr std::chrono::milliseconds signal_interval{50};
 
-/// The loaders that exist, to be ended before Python is. Guarded by the GIL.
+/// The loaders that exist. end_all_loaders ends them before Python ends. Guarded by the GIL.
 std::vector<python_loader*>& live_loaders() {
     static auto& all = *new std::vector<python_loader*>;
     return all;
@@ -63,7 +63,7 @@ class python_batch {
         held();
         return batch_;
     }
-    /// One tensor for each array, as objects of `type`, a Python class made from the class of `tensor`.
+    /// One tensor for each array, as objects of `type`, a Python subclass of the class of `tensor`.
     nb::tuple tensors(nb::type_object_t<tensor> type) const {
         const std::size_t count = held().array_count();
         nb::list list;

@@ -30,7 +30,7 @@ class RowSource(Protocol):
 
             def read_rows(self, ids, out):
                 rows = numpy.frombuffer(out, numpy.float32).reshape(len(ids), 3)
-                rows[:] = numpy.asarray(ids)[:, None] ** 2      # all of it: `out` holds old bytes
+                rows[:] = numpy.asarray(ids)[:, None] ** 2      # write all of `out`: it is not zeroed
 
     Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
     again for the same rows in later epochs. To tell whether the data is the same, `state_dict` and

@@ -305,7 +305,8 @@ class TensorSlice:
 
 
 def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
-    """The range of indices along an axis that holds what `key` selects, and what selects it there."""
+    """The range (begin, end) along an axis that contains what `key` selects, and the key that selects it within this
+    range."""
     if isinstance(key, slice) and key.step in (None, 1):
         begin, end, _ = key.indices(length)
         return begin, max(begin, end), slice(None)

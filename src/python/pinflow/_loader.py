@@ -78,7 +78,7 @@ class Tensor(_native.Tensor):
         """A PyTorch tensor of the same memory, for PyTorch's current stream."""
         torch = sys.modules.get("torch") or importlib.import_module("torch")
         if self._gpu is None:
-            return torch.from_dlpack(self)  # which asks for a structure that can say "read-only"
+            return torch.from_dlpack(self)  # asks for a versioned capsule, which can be read-only
         return torch.from_dlpack(self.__dlpack__(stream=consumer_stream(None, self._gpu)[0]))
 
     def cupy(self) -> Any:

@@ -79,8 +79,8 @@ class RowTable:
         """Copies the rows of `ids` to `out`, in this order, and returns it.
 
         Args:
-            ids: whole numbers on one axis: a numpy array, a list, or a tensor (int64 on a GPU) on the host or on the
-                table's device.
+            ids: whole numbers on one axis: a numpy array, a list, or a tensor on the host or on the table's device. A
+                tensor on a GPU has int64 or uint64 elements.
             out: a contiguous tensor or array on the table's device, of shape (len(ids), ...). None: a new one, of
                 PyTorch on a GPU, of numpy on the host.
             stream: the stream on which the rows are used: a handle or an object. None: PyTorch's current one if PyTorch
