@@ -94,7 +94,7 @@ std::vector<std::vector<std::uint64_t>> make_batches(const settings& chosen) {
     return batches;
 }
 
-/// The rule of Adam for one weight, whose gradients are 1 for each time that its id is in the batch.
+/// Adam for one weight. The gradient of a step is the number of times that the weight's id is in the batch.
 class plain_adam {
  public:
     void step(double gradient) {
