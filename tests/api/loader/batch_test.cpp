@@ -146,7 +146,7 @@ TEST_CASE("batch: without a stream the data is there when next returns") {
                                       .order = order::shuffled,
                                       .epochs = 3,
                                       .pin_budget_bytes = generous_pin_budget});
-            const stream unknown(device);  // to the loader: nothing makes this one wait
+            const stream unknown(device);  // the loader does not know it, so nothing makes it wait
             std::size_t rows = 0;
             while (const auto batch = loader.next()) {
                 CHECK(holds_its_rows(*batch, unknown));

@@ -188,7 +188,7 @@ TEST_CASE("leases: consumers with a stream and without one take turns") {
         loader loader(sources_of(sample), options_with_slots(device, order, route, 4));
         const stream first(device);
         const stream second(device);
-        const stream unknown(device);  // to the loader: nothing makes this one wait
+        const stream unknown(device);  // the loader does not know it, so nothing makes it wait
         for (std::uint64_t index = 0; index < batch_count; ++index) {
             const auto batch = index % 3 == 0   ? loader.next()
                                : index % 3 == 1 ? loader.next(first)

@@ -303,7 +303,7 @@ TEST_CASE("resume: options give the same orders as samplers, with a window that 
     CHECK(both.state().order == sampler::windowed(500, 3, default_window_rows((1 << 16) + 32)).identity());
 }
 
-TEST_CASE("resume: a loader refuses contradictory orders and shards in one sentence") {
+TEST_CASE("resume: a loader refuses contradictory orders and shards, and gives the reason") {
     const auto refusal = [](loader_options options) -> std::string {
         options.device = device::host();
         try {

@@ -204,7 +204,7 @@ TEST_CASE(
 
 TEST_CASE("loader: its destructor does not wait for a consumer's stream that is stuck" * blocks_a_stream) {
     const temporary_folder folder;
-    constexpr std::uint64_t width = 8192;  // rows of 64 KiB, which a GPU takes from the mapped pages
+    constexpr std::uint64_t width = 8192;  // rows of 64 KiB, which a GPU can take from the mapped pages
     write_npy(folder / "rows.npy", numbered_rows(100, width).view());
     on_each_device([&](const device& device) {
         const stream stuck(device);

@@ -16,7 +16,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("loader: refuses contradictory options in one sentence") {
+TEST_CASE("loader: refuses invalid and contradictory options, and gives the reason") {
     on_each_device([](const device& device) {
         const auto refuses = [&](std::vector<std::shared_ptr<const row_source>> sources,
                                  loader_options options, const std::string& why) {
