@@ -123,8 +123,8 @@ TEST_CASE("rows: a repeated row is gathered to all of its positions, for any siz
 
 TEST_CASE("rows: many rows pass through small staging buffers without overwriting each other") {
     on_each_device([](const device& device) {
-        // few rows, which stay in the caches, go to memory that nobody has touched yet: the CPU is far ahead
-        // of the copies
+        // The table has few rows, which stay in the CPU's caches, and nobody has touched the destination yet:
+        // the CPU is far ahead of the copies.
         constexpr std::uint64_t row_bytes = 16 << 10;
         constexpr std::uint64_t row_count = 16;
         constexpr std::size_t count = sanitized ? 1000 : 4000;

@@ -140,7 +140,7 @@ TEST_CASE("rows: an exchange stays until the streams have passed its calls" * bl
         out.wait(read_all);
         exchange->scatter_async(ids_of(written), source.data(), duplicate_policy::last, out);
         std::thread opener([&] {
-            // long enough for a destructor that does not wait
+            // long enough that a destructor that does not wait returns before the gate opens
             for (int look = 0; look < looks; ++look)
                 std::this_thread::yield();
             opened = true;
