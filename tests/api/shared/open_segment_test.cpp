@@ -128,7 +128,7 @@ TEST_CASE("open_segment: damaged and planted files are refused, whatever their s
     std::vector<std::byte> longer = whole;
     longer.resize(whole.size() + 8);
     CHECK(refused(longer));
-    // magic, version, data offset, data size, a digit of the checksum
+    // magic, version, data offset, the first and the last byte of the data size, a digit of the checksum
     const std::size_t trailer = whole.size() - 4096;
     for (const std::size_t offset : {0U, 8U, 16U, 24U, 31U, 40U}) {
         CAPTURE(offset);
@@ -267,7 +267,7 @@ TEST_CASE("publish: what a killed process has left is removed by the next publis
     CHECK(segments.files() == std::vector<std::string>{"a.npy", "b.npy"});
 }
 
-TEST_CASE("open_segment: ten thousand times leave no descriptor, mapping or byte") {
+TEST_CASE("open_segment: ten thousand calls leave no descriptor, mapping or file behind") {
     const test_segments segments;
     segments.publish("a", numbered_rows(1000));
     segments.open("a");
