@@ -136,7 +136,8 @@ TEST_CASE("descriptor_cache: the soft limit is raised when many files are opened
 TEST_CASE("descriptor_cache: thousands of files work in a process that may open few") {
     const temporary_folder folder;
     static_cast<void>(open_files(folder, 2'000));
-    // the last one may open fewer than the bound, so that opening fails until others are closed
+    // a process with 18 cannot open as many files as the bound of 16 allows: opening fails until others are
+    // closed
     for (const std::size_t max_descriptors : {256u, 64u, 18u}) {
         CAPTURE(max_descriptors);
         if (sanitized && max_descriptors < 64) continue;  // a sanitizer needs descriptors of its own

@@ -328,7 +328,7 @@ TEST_CASE("embedding table: wrong ids, leases and options are refused, and nothi
         CHECK_THROWS_AS(table.fetch(many, stream), invalid_argument);
         const std::vector<std::uint64_t> ids{1, 2};
         if (device.kind() == device_kind::host) {
-            // more often than there are steps: none is lost
+            // more refused calls than the table has steps: each gives its step back
             for (int i = 0; i < 40; ++i)
                 CHECK_THROWS_AS(table.fetch(ids, stream_view(device, nullptr)), invalid_argument);
         }

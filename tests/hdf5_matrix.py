@@ -31,8 +31,8 @@ TYPES = ["?", "|i1", "|u1", *(order + kind for order in "<>" for kind in
          [("a", "<f4"), ("b", ">i2", (3,))],
          {"names": ["x", "y"], "formats": ["<u1", [("re", ">f8"), ("im", "<f8")]], "offsets": [3, 8], "itemsize": 30}]
 
-# shape, chunk shape: from one to four axes, that divide evenly and not, chunks of whole rows and of parts of them,
-# chunks larger than the dataset
+# shape, chunk shape: from one to four axes; shapes that are a multiple of the chunk's and others; chunks of whole rows,
+# of parts of rows, and larger than the dataset
 GRIDS = [((100,), (10,)), ((103,), (10,)), ((40, 6), (10, 6)), ((37, 6), (10, 6)), ((37, 11), (5, 4)), ((8, 12), (4, 3)),
          ((9, 7, 5), (2, 3, 5)), ((8, 6, 4), (4, 6, 4)), ((4, 3, 2, 5), (1, 2, 2, 3)), ((5, 2, 3, 2), (2, 2, 3, 2)),
          ((3, 5), (8, 9)), ((3, 5), (8, 5)), ((1, 600), (1, 64))]

@@ -70,14 +70,15 @@ struct exchanged {
     row_exchange exchange;
 };
 
-/// Whether the files of a table may be touched in place even if they change: they are page-locked.
+/// Whether an exchange takes the rows of files from page-locked pages: these stay readable if a file is
+/// truncated.
 bool is_page_locked(const device& device, row_route route) {
     return device.kind() != device_kind::host && route != row_route::staged;
 }
 
 struct wrong_ids {
     id_vector ids;
-    std::string message;  ///< of all of them, and the first
+    std::string message;  ///< the end of the error message: how many are wrong, and the first of them
 };
 
 std::vector<wrong_ids> every_wrong_list() {

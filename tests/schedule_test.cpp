@@ -326,7 +326,7 @@ TEST_CASE("schedule: is right for numbers that need all of 64 bits") {
     check((std::uint64_t{1} << 62) - 1, ~std::uint64_t{0});
 }
 
-TEST_CASE("schedule: refuses impossible terms in one sentence") {
+TEST_CASE("schedule: refuses impossible terms, and gives the reason") {
     const auto refusal = [](const schedule_terms& terms) {
         try {
             const schedule schedule(terms);
