@@ -350,6 +350,25 @@ class LoaderTest(Folder):
         self.assertEqual({batch.epoch for batch in other.batches()}, {1})
         self.assertEqual({batch.epoch for batch in other.batches()}, {2})
 
+    def test_the_state_after_an_error_of_a_file_stays(self):
+        path = self.path("cut.npy")
+        pinflow.save(path, numbered(2000, 4096))
+        loader = pinflow.Loader(path, batch=10, device="host", order="sequential")
+        loop = iter(loader)
+        next(loop)
+        was = os.stat(path)
+        os.truncate(path, 1 << 20)
+        with self.assertRaises(pinflow.DataChanged):
+            for _ in range(250):
+                next(loop)
+        os.truncate(path, was.st_size)  # the same file again, as far as one can tell
+        os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
+        state = loader.state_dict()
+        self.assertEqual(state["epoch"], 0)
+        with self.assertRaises(StopIteration):
+            next(loop)
+        self.assertEqual(loader.state_dict(), state)
+
     def test_states_are_those_of_all_ranks(self):
         def ended(rank):
             loader = pinflow.Loader(numbered(92), batch=10, device="host", order="sequential", rank=rank, world=3)
@@ -704,6 +723,13 @@ class PackageTest(Folder):
         np.savez_compressed(self.path("a.npz"), a=numbered())
         pinflow.convert(self.path("a.npz"), self.path("a.npy"))
         np.testing.assert_array_equal(np.load(self.path("a.npy")), numbered())
+        before = os.getcwd()
+        try:
+            os.chdir(self.path(""))
+            pinflow.convert("a.npz", "-dashed.npy", "--dtype", "int32")  # a name that looks like an option
+            self.assertEqual(np.load("-dashed.npy").dtype, np.int32)
+        finally:
+            os.chdir(before)
         with self.assertRaises(pinflow.NotFound) as raised:
             pinflow.convert(self.path("none.npz"), self.path("b.npy"))
         self.assertIn("none.npz", str(raised.exception))

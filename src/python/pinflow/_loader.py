@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Option
 
 from . import _native
 from ._arrays import native_of, numpy_type, row_numbers
-from ._errors import Error, InvalidArgument
+from ._errors import AllSlotsLeased, Error, InvalidArgument
 from ._streams import consumer_stream
 
 if TYPE_CHECKING:
@@ -221,10 +221,14 @@ class _Loop(Generic[_Made]):
         if self._turn != loader._turn:
             raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed or "
                         "has loaded a state")
-        # after AllSlotsLeased, the next call returns the same batch; after an error of the files, such as
-        # DataChanged, the next call ends the loop
         gpu = loader._gpu
-        batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
+        try:
+            batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
+        except (AllSlotsLeased, InvalidArgument):  # the next call returns the same batch
+            raise
+        except Exception:  # of a source, such as DataChanged: the next call ends the loop, and the epoch is not over
+            self._turn, self._is_over = None, True
+            raise
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
             self._is_over = True
             loader._end_epoch()
