@@ -31,7 +31,7 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
     """
     import subprocess  # takes longer to import than the rest of the package
 
-    done = subprocess.run([tool_path(), "convert", os.fspath(source), os.fspath(target), *options],
+    done = subprocess.run([tool_path(), "convert", *options, "--", os.fspath(source), os.fspath(target)],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="backslashreplace",
                           check=False)
     if done.returncode == 0:
