@@ -118,8 +118,8 @@ class hdf5_writer {
     /// at most 192 MiB, or three times the size of a chunk of more than 64 MiB.
     /// @throws invalid_argument for a name that is empty, not UTF-8, already used, the name of a group, or
     /// within a dataset; for a name with a zero byte, or with the parts "", "." or ".."; for a deflate_level
-    /// above 12, and for a chunk_shape without one; for chunks that are longer than the dataset or that HDF5
-    /// does not allow.
+    /// above 12; for a chunk_shape if deflate_level is 0; for chunks that are longer than the dataset or that
+    /// HDF5 does not allow.
     /// @throws unsupported for types that HDF5 lacks (`<U5`, float8_e4m3fn, fields with titles, ...), and for
     /// more than 32 axes; system_failure.
     void begin(const dataset& begun);
