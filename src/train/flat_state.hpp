@@ -44,7 +44,7 @@ struct flat_parameters::state_type {
     clip clipping;
     /// Whether the next pass through the buffers begins at their end. It begins where the last one ended, so
     /// that it finds elements in the GPU's cache; but a step goes the way of its check if gradients are few
-    /// (see step_async). The direction of a step in a captured graph stays: two steps in one graph alternate.
+    /// (see step_async). A pass that is captured in a CUDA graph keeps its direction in every launch.
     bool backwards = false;
 };
 

@@ -170,7 +170,7 @@ void embedding_table::state::import_weights(const std::filesystem::path& path) {
                                            detail::quote(path.string()), fmt::join(weights.shape(), ", "),
                                            fmt::join(expected, ", ")));
     const auto elements = detail::stream_elements(weights, records_bytes);
-    // .npy files have no bfloat16: it is written as two bytes of any meaning
+    // .npy files have no bfloat16: its elements are written as `|V2`
     const bool is_opaque =
         elements->dtype().kind() == dtype_kind::opaque && elements->dtype().size_bytes() == 2;
     const bool is_bfloat16 = options.type.kind() == dtype_kind::bfloat16 && is_opaque;
