@@ -8,8 +8,8 @@
 
 namespace pinflow::detail {
 
-/// The maximum number of datasets kept open that only libhdf5 can read. Each one holds a file or a process,
-/// and up to hdf5_library_cache_bytes of memory.
+/// The maximum number of readers that are kept open, for datasets that only libhdf5 can read. Each one holds
+/// a file or a process, and up to hdf5_library_cache_bytes of memory.
 inline constexpr std::size_t max_kept_hdf5_readers = 16;
 
 /// Opens a reader for `dataset` with `access`. The reader is closed when the function and its copies are
