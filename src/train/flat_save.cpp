@@ -155,6 +155,7 @@ void flat_parameters::load(const std::filesystem::path& path, stream_view stream
             copy_to_device_async(tensors[i].data + done, bytes, stream);
             stream.synchronize();
         }
+        elements->finish();
     }
     own.device.backend().copy_to_device(reinterpret_cast<std::byte*>(own.buffers.control),
                                         std::as_bytes(std::span(&control, 1)), stream.native_handle());

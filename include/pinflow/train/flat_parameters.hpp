@@ -162,7 +162,8 @@ class flat_parameters {
     /// asked for, and skipped steps. Waits for `stream`.
     /// @throws state_mismatch if parameters, the rule or its states differ, unsupported for tensors of a type
     /// that pinflow lacks, invalid_argument as `save`; then nothing has changed.
-    /// @throws format_error, system_failure; if reading fails midway, the parameters are part old, part new.
+    /// @throws format_error, system_failure, data_changed; if reading fails midway, or the file has changed
+    /// meanwhile, the parameters are part old, part new.
     void load(const std::filesystem::path& path, stream_view stream);
 
  private:
