@@ -212,13 +212,12 @@ TEST_CASE("loader: its destructor does not wait for a consumer's stream that is 
         const pinned_buffer copy(10 * width * sizeof(std::uint64_t), device);
         const auto* const words = reinterpret_cast<const std::uint64_t*>(copy.data());
         {
-            loader loader(
-                {open_npy(folder / "rows.npy")},
-                {.device = device,
-                 .batch_rows = 10,
-                 .slots = 2,
-                 .pin_budget_bytes = generous_pin_budget,
-                 .threads = 2});  // with few threads, one epoch is worth page-locking
+            loader loader({open_npy(folder / "rows.npy")},
+                          {.device = device,
+                           .batch_rows = 10,
+                           .slots = 2,
+                           .pin_budget_bytes = generous_pin_budget,
+                           .threads = 2});  // with few threads, one epoch is worth page-locking
             for (int i = 0; i < 2; ++i) {
                 const auto batch = loader.next(stuck);
                 REQUIRE(batch);
