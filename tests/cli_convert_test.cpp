@@ -6,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -347,8 +348,7 @@ TEST_CASE("convert: a member is named with and without .npy, and folders in an a
     CHECK(pinflow::list_arrays(out).front().name == "w");
 }
 
-TEST_CASE(
-    "convert: arrays that cannot be converted are exit status 1, add no file, and leave out.* unchanged") {
+TEST_CASE("convert: arrays that cannot be converted are exit status 1, add no file, and change none") {
     const temporary_folder folder;
     const auto path = [&](const char* name) { return std::string(folder / name); };
     write_file(path("a.npy"), npy("<f4", "(2, 3)", counting_bytes(24)));
@@ -372,7 +372,13 @@ TEST_CASE(
     write_file(path("file"), "no folder");
     for (const char* const out : {"out.npy", "out.npz", "out.safetensors"})
         write_file(path(out), "old");
-    const auto names_before = names_in(folder.path());
+    const auto contents = [&] {
+        std::map<std::string, std::string> all;
+        for (const std::string& name : names_in(folder.path()))
+            all[name] = std::filesystem::is_regular_file(folder / name) ? read_file(folder / name) : "";
+        return all;
+    };
+    const auto contents_before = contents();
 
     const std::vector<std::pair<cli::arguments, std::vector<std::string>>> table{
         {{path("absent.npy"), path("out.npy")}, {"absent.npy"}},
@@ -408,11 +414,8 @@ TEST_CASE(
         cli::arguments command = arguments;
         command.insert(command.begin(), "convert");
         check_fails(1, command, says);
-        CHECK(names_in(folder.path()) == names_before);
+        CHECK(contents() == contents_before);
     }
-    for (const char* const out : {"out.npy", "out.npz", "out.safetensors"})
-        CHECK(read_file(path(out)) == "old");
-    CHECK(read_file(path("crc.npz")) == wrong.bytes);
 }
 
 TEST_CASE("convert: an input that changes during conversion is an error, and keeps the old output") {

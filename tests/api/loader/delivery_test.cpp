@@ -152,8 +152,8 @@ TEST_CASE("loader: rows without bytes are delivered all the same") {
             loader beside({numbered_rows(10, width), nothing},
                           {.device = device,
                            .batch_rows = 4,
-                           .pin_budget_bytes = generous_pin_budget,
-                           .threads = 2});  // with few threads, one epoch is worth page-locking
+                           .threads = 2,  // few, so that one epoch is worth page-locking
+                           .pin_budget_bytes = generous_pin_budget});
             rows = 0;
             while (const auto batch = beside.next(stream)) {
                 CHECK(holds_its_rows(*batch, stream));

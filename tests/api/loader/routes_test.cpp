@@ -216,8 +216,8 @@ TEST_CASE("loader: its destructor does not wait for a consumer's stream that is 
                           {.device = device,
                            .batch_rows = 10,
                            .slots = 2,
-                           .pin_budget_bytes = generous_pin_budget,
-                           .threads = 2});  // with few threads, one epoch is worth page-locking
+                           .threads = 2,  // few, so that one epoch is worth page-locking
+                           .pin_budget_bytes = generous_pin_budget});
             for (int i = 0; i < 2; ++i) {
                 const auto batch = loader.next(stuck);
                 REQUIRE(batch);
