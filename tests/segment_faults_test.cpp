@@ -111,16 +111,15 @@ TEST_CASE("segments: each system call of a group's publisher may fail, which lea
     const array numbers = numbered_rows(100);
     const named_rows members[] = {{"x", numbers.rows()}, {"y/z", numbers.rows()}};
     const std::size_t descriptors = open_descriptors();
-    const int calls = fail_each_call([&] { publish_group("g", members, segments.options()); },
-                                     [&](bool, bool threw) {
-                                         const auto files = segments.files();
-                                         const auto is_visible = [](const auto& name) {
-                                             return name.front() != '.';
-                                         };
-                                         CHECK(std::ranges::any_of(files, is_visible) != threw);
-                                         if (!threw) remove_segment("g", segments.folder());
-                                         CHECK(open_descriptors() == descriptors);
-                                     });
+    const int calls =
+        fail_each_call([&] { publish_group("g", members, segments.options()); },
+                       [&](bool, bool threw) {
+                           const auto files = segments.files();
+                           const auto is_visible = [](const auto& name) { return name.front() != '.'; };
+                           CHECK(std::ranges::any_of(files, is_visible) != threw);
+                           if (!threw) remove_segment("g", segments.folder());
+                           CHECK(open_descriptors() == descriptors);
+                       });
     CHECK(calls > 20);
 }
 
