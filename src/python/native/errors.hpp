@@ -12,7 +12,7 @@ namespace pinflow::python {
 /// An exception that Python code raised on one of pinflow's threads. Raised again where it reaches Python.
 class python_failure final : public error {
  public:
-    /// Takes the exception of the caller's thread. Needs the GIL.
+    /// Keeps the exception object of `raised`. Needs the GIL.
     explicit python_failure(const nanobind::python_error& raised);
 
     PyObject* exception() const noexcept { return exception_.get(); }

@@ -40,12 +40,14 @@ class tensor {
 /// Gives up a share of a batch. Releases the GIL if that ends the lease. Needs the GIL.
 void release_without_gil(std::shared_ptr<batch>& held) noexcept;
 
-/// batch::used_on for a stream in Python's numbers. `owner` keeps it alive, unless it is None.
+/// batch::used_on for a stream as `__dlpack__` numbers them; -1 does nothing. `owner` keeps the stream alive,
+/// unless it is None.
 void use_on(std::shared_ptr<batch> held, const device& device, std::int64_t stream, nanobind::handle owner);
 
 /// A tuple of lengths.
 nanobind::tuple tuple_of(const shape_vector& lengths);
-/// numpy's name of a type, as the typestr of its array interface: "<f4". Structured types are "|V8".
+/// numpy's name of a type, as the typestr of its array interface: "<f4". Structured types, and those that
+/// numpy lacks, are "|V" and their size in bytes.
 nanobind::str typestr_of(const dtype& type);
 /// The array interface of elements in host memory (version 3), for numpy.
 nanobind::dict array_interface_of(const array_view& view, bool read_only);
@@ -55,7 +57,8 @@ struct export_request {
     bool versioned = false;
     std::optional<std::int64_t> stream;
 };
-/// @throws unsupported for a copy, and for another device than `device`.
+/// @throws unsupported for a copy, and for another device than `device`; invalid_argument for a `stream` or
+/// `max_version` of another type.
 export_request request_of(const device& device, nanobind::handle stream, nanobind::handle max_version,
                           nanobind::handle dl_device, nanobind::handle copy);
 /// A capsule that owns a tensor until a consumer takes it.
