@@ -52,7 +52,7 @@ class RowSource(Protocol):
 
 
 class Interface:
-    """What numpy makes an array of, without a copy. Keeps `owner`."""
+    """An object with `__array_interface__`, of which numpy makes an array without a copy. Keeps `owner` alive."""
 
     def __init__(self, interface: Dict[str, Any], owner: object) -> None:
         self.__array_interface__ = interface
@@ -256,7 +256,7 @@ def elements_of(array: Any) -> AnyArray:
 
 
 def bytes_of(array: AnyArray) -> AnyArray:
-    """The bytes of a contiguous array, for the buffer protocol, which has no dates and no fields."""
+    """The bytes of a contiguous array, for the buffer protocol. As uint8, because numpy exports no dates by it."""
     import numpy
 
     return array.reshape(-1).view(numpy.uint8) if array.dtype.itemsize else numpy.empty(0, numpy.uint8)

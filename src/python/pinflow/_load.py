@@ -125,7 +125,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
             default 'pt' if PyTorch can be imported, otherwise 'np' on the CPU and 'dlpack' on a GPU.
         route: 'auto'; 'copy' (from page-locked pages of the files), 'staged' (through buffers), or 'both'.
         threads: CPU threads that read; 0 chooses.
-        progress: called with the bytes done and all bytes, at most ten times a second. What it raises ends the load.
+        progress: called with the bytes done and all bytes, at most ten times a second, and once more at the
+            end. What it raises ends the load.
 
     Raises:
         NotFound, FormatError: as `open`. DataChanged: a file has changed since it was opened.
@@ -354,7 +355,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         return iter(self.keys())
 
     def metadata(self) -> Optional[Dict[str, str]]:
-        """The texts of the file's metadata; None if it has none."""
+        """The text metadata of the safetensors files; None if there is none. Of equal keys, the first file's counts."""
         return self._native.metadata() or None
 
     def get_tensor(self, name: str) -> Any:

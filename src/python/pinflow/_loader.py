@@ -105,8 +105,8 @@ def _tensors_of(batch: _native.Batch) -> Tuple[Tensor, ...]:
 
 
 class Batch:
-    """Some samples, leased: the memory is reused once this batch and its tensors have been dropped, and their streams
-    have passed. Use it in a `with` statement, or call `release`."""
+    """Some samples, leased: the memory is reused once this batch and its tensors have been dropped, and the streams
+    that use them have completed the work enqueued until then. Use it in a `with` statement, or call `release`."""
 
     __slots__ = ("_batch", "_tensors")
 
@@ -192,7 +192,8 @@ class Report:
 
 
 class _Loop(Generic[_Made]):
-    """One epoch of a loader, in the form that `make` gives its batches. Begins with the first `next`."""
+    """An iterator over one epoch of a loader. `make` turns each native batch into what the loop gets. The epoch begins
+    with the first `next`."""
 
     __slots__ = ("_loader", "_make", "_turn", "_epoch", "_is_over")
 
@@ -224,9 +225,11 @@ class _Loop(Generic[_Made]):
         gpu = loader._gpu
         try:
             batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
-        except (AllSlotsLeased, InvalidArgument):  # the next call returns the same batch
+        except (AllSlotsLeased, InvalidArgument):
+            # AllSlotsLeased, or a stream that is refused: the next call returns the same batch. InvalidArgument may
+            # also come from a source or an order: then there is no further batch
             raise
-        except Exception:  # of a source, such as DataChanged: the next call ends the loop, and the epoch is not over
+        except Exception:  # such as DataChanged: the next call ends the loop, and the epoch is not over
             self._turn, self._is_over = None, True
             raise
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
@@ -416,6 +419,7 @@ class Loader:
         Raises:
             StateMismatch: it is a state of another order or seed, or of other data. Data is compared by types, shapes
             and a hash of some rows, so that a copy in another place or format is the same data.
+            FormatError: it is not the state of a loader. Unsupported: its format has another version.
         """
         if self._closed:
             raise InvalidArgument("the loader has been closed")
