@@ -45,5 +45,5 @@ say "the wheel"
 samples/wheel.sh "$work/dist"
 "$python" -m venv "$work/bare"
 "$work/bare/bin/pip" install --quiet numpy "$work"/dist/pinflow-*.whl
-# an environment that has only numpy besides; libraries of this machine can still be found
+# no Python package but numpy is installed beside the wheel; shared libraries of this machine can still be found
 check "$work/bare"

@@ -71,7 +71,7 @@ class TensorTest(CudaTest):
             rows.numpy()
 
     def keep(self, take, drop):
-        """Takes 1,000 batches of five epochs, keeps tensors of the last three, and hands older ones to `drop`."""
+        """Takes five epochs of 200 batches. Keeps the tensors of the last three batches, hands older ones to `drop`."""
         loader = pinflow.Loader(self.path, batch=BATCH, epochs=5)
         kept = deque()
         count = 0
@@ -141,7 +141,7 @@ class TensorTest(CudaTest):
         sums, expected = [], []
         with torch.cuda.stream(side):
             for batch in pinflow.Loader(self.path, batch=BATCH, slots=2).batches():
-                torch.cuda._sleep(300_000)  # so that the slot would be filled again before the sum reads it
+                torch.cuda._sleep(300_000)  # without a wait for this stream, the slot is refilled too early
                 sums.append(batch[0].torch().sum())
                 expected.append(int(batch.row_ids.sum()) * WIDTH)
                 batch.release()

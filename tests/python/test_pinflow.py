@@ -480,7 +480,7 @@ class SourceTest(Folder):
             np.testing.assert_array_equal(squares.numpy(), (numbers.numpy() ** 2)[:, None].repeat(3, 1))
         np.testing.assert_array_equal(np.asarray(pinflow.concatenate([self.Squares()]))[:, 0], np.arange(ROWS) ** 2)
 
-    def test_a_loader_of_rows_of_python_has_few_slots_and_so_has_one_of_their_concatenation(self):
+    def test_a_loader_of_python_rows_has_8_slots_even_if_they_are_concatenated(self):
         parts = pinflow.concatenate([self.Squares(), self.Squares()])
         for source in (self.Squares(), parts, pinflow.stack([parts])):
             loader = pinflow.Loader(source, batch=1, device="host")
@@ -705,7 +705,7 @@ class PackageTest(Folder):
                           "print(time.perf_counter() - start, [m for m in ('numpy', 'torch') if m in sys.modules])")
         seconds, _, modules = done.stdout.strip().partition(" ")
         self.assertEqual(modules, "[]", done.stderr)
-        self.assertLess(float(seconds), 1)  # the requirement of 0.1 s is measured, not tested
+        self.assertLess(float(seconds), 1)  # much longer than it takes: samples/bench/python_cost.py measures it
 
     def test_every_public_name_has_a_docstring(self):
         for name in pinflow.__all__:
