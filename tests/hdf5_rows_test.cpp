@@ -256,13 +256,14 @@ TEST_CASE("hdf5_rows: each chunk is decoded once for the rows of a call, and kep
     // room for all 24 chunks of the dataset
     CHECK(decoded(24 * cost_bytes, 3) == 9);
     CHECK(decoded(1 << 20, 5) == 9);
-    // less: only chunks that were requested before are kept
+    // less: chunks decoded for the first time share an eighth of the cache, so most are decoded a second
+    // time, and then kept
     const std::uint64_t twice = decoded(12 * cost_bytes, 2);
     CHECK(twice > 9);
     CHECK(twice <= 18);
     CHECK(decoded(12 * cost_bytes, 5) == twice);
     CHECK(decoded(6 * cost_bytes, 5) > twice);
-    // rows that are stored as they are delivered need no decoding
+    // chunks without filters are read, not decoded
     const hdf5_dataset plain = dataset_of(entry_named("grids/((37, 11), (5, 4))/none"));
     const hdf5_chunk_reader reader(plain.file, plain.description, {memory_of(1 << 20), false});
     const hdf5_row_box box(reader.grid());

@@ -13,7 +13,8 @@
 
 using pinflow::shape_vector;
 
-TEST_CASE("hdf5 chunks: the default is as many consecutive elements as 1 MiB holds, whole rows if smaller") {
+TEST_CASE(
+    "hdf5 chunks: by default a chunk is up to 1 MiB of whole rows, or part of a row that exceeds 1 MiB") {
     using pinflow::detail::hdf5_default_chunk_shape;
     CHECK(hdf5_default_chunk_shape({10, 3}, 4) == shape_vector{10, 3});
     CHECK(hdf5_default_chunk_shape({1'000'000}, 4) == shape_vector{262'144});

@@ -48,7 +48,7 @@ class expectations {
     fs::path operator/(const std::string& name) const { return folder_ / name; }
     std::uint64_t alignment_bytes() const { return alignment_bytes_; }
 
-    /// h5py reads `bytes` as elements of `read_as`, if that is another type.
+    /// h5py is to read `bytes` from the dataset, as elements of `read_as` if that is given.
     nlohmann::json& add(const std::string& file, const dataset& of, std::span<const std::byte> bytes,
                         const std::optional<dtype>& read_as = {}) {
         const std::string name = fmt::format("{}.npy", entries_.size());

@@ -77,7 +77,7 @@ std::string streamed(const fs::path& path, std::string_view name, std::size_t st
     return content;
 }
 
-/// The sentence of opening the member "a" as an Error, and of streaming it.
+/// The message of the Error that opening the member "a" throws. Streaming it must throw the same.
 template <typename Error>
 std::string refusal(const fs::path& path) {
     const std::string opening = message_of<Error>([&] { open_npz(path, "a"); });

@@ -63,7 +63,7 @@ TEST_CASE("planner: a forced route uses the blocks and the staged share that wer
     });
 }
 
-TEST_CASE("planner: with the direct route requested, scatters and gathers of rows below a page are sorted") {
+TEST_CASE("planner: direct scatters and hybrid gathers are sorted, direct gathers only below 4 KiB a row") {
     measured_backend backend;
     std::mt19937_64 random(12);
     const auto content = random_bytes(std::size_t{4096} * 4080, random);

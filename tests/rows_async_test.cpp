@@ -23,7 +23,7 @@
 
 using namespace pinflow;
 
-TEST_CASE("rows: a call made by a TBB task starts no other task, which might also make a call") {
+TEST_CASE("rows: a thread in a call from a TBB task runs no unrelated task, which might make a call, too") {
     constexpr std::uint64_t row_count = 300;
     // Copying the indices takes about 18 tasks. Without isolation, about one run in five fails on two cores.
     constexpr std::size_t id_count = 300'000;

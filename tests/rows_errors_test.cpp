@@ -52,7 +52,7 @@ struct exchanged {
         return table.holds(content) && table.sentinels_left() && rows.holds(rows_before) &&
                rows.sentinels_left();
     }
-    /// Whether the exchange gathers as ever.
+    /// Whether the exchange gathers and scatters as before.
     bool still_works() {
         const id_vector ids = make_ids(id_order::random, 40, row_count, random);
         exchange.gather(ids_of(ids), rows.data());

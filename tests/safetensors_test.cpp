@@ -321,7 +321,7 @@ TEST_CASE("safetensors: pinflow and a few lines of Python read each other's file
             tensors.push_back({listed.name, opened.dtype(), opened.shape()});
             data += bytes_of(opened);
         }
-        // empty tensors may share a place, and then come by name
+        // empty tensors may share an offset, and are then listed by name
         std::vector<std::string> theirs = lines;
         std::ranges::sort(theirs);
         std::vector<std::string> sorted = ours;

@@ -342,7 +342,7 @@ TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as l
 TEST_CASE("slots: on a GPU, a slot of a group of 8 MiB or more is leased only once its data is there") {
     awaited_backend backend;
     unsigned waits = 0;
-    // whether the data had come with the lease, and whether that waited
+    // whether the data was there once the slot was leased; checks that `lease` waited in this case only
     const auto leased_with_data = [&](const device& device, std::uint64_t slot_bytes,
                                       unsigned max_group_slots = 1) {
         const auto pool = make_pool(device, {.count = 2,

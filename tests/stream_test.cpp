@@ -106,8 +106,7 @@ TEST_CASE("event: a wait means the record made before it, not a later one") {
     });
 }
 
-TEST_CASE(
-    "event: a wait for its record on one stream stays, although it is recorded on another stream since") {
+TEST_CASE("event: a wait for its record on one stream stays, even if it is then recorded on another stream") {
     on_each_device([](const device& device) {
         const stream first(device);
         const stream second(device);
