@@ -67,7 +67,7 @@ inline std::vector<std::byte> bytes_of(const pinflow::device_tensor& tensor) {
     return bytes;
 }
 
-/// The elements of a slice, copied one by one.
+/// The bytes of a slice, copied one index of its axis at a time.
 inline std::vector<std::byte> sliced(const model_tensor& tensor, const pinflow::tensor_slice& slice) {
     std::uint64_t outer = 1, inner = tensor.dtype.size_bytes();
     for (std::size_t axis = 0; axis < slice.axis; ++axis)

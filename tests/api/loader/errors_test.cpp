@@ -205,7 +205,8 @@ TEST_CASE("errors: an error that is never fetched does not block the loader's de
 
 TEST_CASE("errors: a loader may end at any moment, and batches that were taken outlive it") {
     const array small = numbered_rows(500, 64);
-    const array large = numbered_rows(500, 8192);  // rows of 64 KiB, which a GPU takes from registered pages
+    // rows of 64 KiB, which a GPU can take from registered pages
+    const array large = numbered_rows(500, 8192);
     on_each_device([&](const device& device) {
         std::mt19937_64 random(50);
         const stream stream(device);
