@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# pkg_config.sh INSTALLED BUILD COMPILER [FLAGS...]: builds the consumer with what pkg-config says of an installed pinflow,
-# and runs it.
+# pkg_config.sh INSTALLED BUILD COMPILER [FLAGS...]: builds the consumer with the flags that pkg-config gives for an
+# installed pinflow, and runs it.
 set -euo pipefail
 installed=$1 build=$2 compiler=("${@:3}")
 source=$(dirname -- "${BASH_SOURCE[0]}")
