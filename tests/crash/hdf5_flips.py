@@ -17,8 +17,8 @@ file at every multiple of 64 bytes, or at N of these). Runs `pinflow inspect FIL
   whatever free memory was filled with. (How often h5py makes up what the tool refuses is counted.)
 
 h5py reads in a process of its own, as libhdf5 may crash in it. Prints a summary, each violation, and each case in which
-libhdf5 crashed, did not finish, ran out of memory or was killed. FOLDER keeps the damaged files of these cases and of
-violations. Exits with 77 if there is no h5py, and with 1 after a violation.
+libhdf5 crashed, did not finish, ran out of memory, was killed, exited or sent a malformed answer. FOLDER keeps the
+damaged files of these cases and of violations. Exits with 77 if there is no h5py, and with 1 after a violation.
 """
 
 import argparse
@@ -257,8 +257,8 @@ def fill_free_memory(fill):
 
 
 def digest_now(path, name, limit, fill=0):
-    """Reads the same in another process, whose memory is filled with that byte. @return the result, or why
-    there is none."""
+    """Runs digest_by_h5py in another process, whose free memory is filled with the byte `fill`. @return the digest, or
+    why there is none."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
