@@ -133,7 +133,7 @@ TEST_CASE("array_rows: describes the rows of an array in memory") {
     CHECK_NOTHROW(rows->check_unchanged());
 }
 
-TEST_CASE("array_rows: describes a field and a labelled array by more than their file") {
+TEST_CASE("array_rows: the description of a field has its name, that of a labelled array is the label") {
     const temporary_folder folder;
     const std::string path = (folder / "data").string();
     const dtype nested = dtype::structured({{"b", "", dtype::parse("<i2"), {}, 0}}, 2);

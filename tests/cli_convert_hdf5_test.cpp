@@ -476,7 +476,7 @@ TEST_CASE("convert: wrong usage with HDF5 files is exit status 2, and touches no
     CHECK(names_in(folder.path()) == std::set<std::string>{"in.npy"});
 }
 
-TEST_CASE("convert: an HDF5 file that may not grow is an error, and leaves nothing behind") {
+TEST_CASE("convert: an HDF5 file above the limit on file sizes is an error, and leaves nothing behind") {
     ++cases_run;
     const temporary_folder folder;
     const std::string in = folder / "in.npy", out = folder / "out.h5";

@@ -429,7 +429,7 @@ TEST_CASE("convert: an input that changes during conversion is an error, and kee
     CHECK(names_in(folder.path()) == std::set<std::string>{"in.npy", "out.npy"});
 }
 
-TEST_CASE("convert: a file that may not grow is an error, and leaves nothing behind") {
+TEST_CASE("convert: a file above the limit on file sizes is an error, and leaves nothing behind") {
     const temporary_folder folder;
     const std::string in = folder / "in.npy";
     write_file(in, npy("|u1", "(3000000,)", counting_bytes(3'000'000)));

@@ -129,7 +129,7 @@ TEST_CASE("cli: convert checks the free space before it writes") {
 TEST_CASE("cli: control characters of a terminal are escaped in text, in errors and in JSON") {
     const temporary_folder folder;
     const std::string path = folder / "names.safetensors";
-    // CSI, an override of direction, an isolate, a mark, and what is harmless
+    // CSI, a direction override, an isolate, two direction marks, and two harmless letters
     const std::string name = "a\u009b31m\u202eb\u2066c\u200f\u061cd\u00e9\u6570";
     const std::string spelled = "a\\u009b31m\\u202eb\\u2066c\\u200f\\u061cd\u00e9\u6570";
     write_file(path, cli::safetensors("{\"" + name + R"(":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},)" +

@@ -73,7 +73,7 @@ streamed stream(const std::string& what, const std::vector<std::string>& flags) 
 }
 
 void check_memory(std::uint64_t peak_bytes, std::uint64_t idle_bytes, std::uint64_t budget_bytes) {
-    INFO("peak " << peak_bytes / mebibyte << " MiB, " << idle_bytes / mebibyte << " of them for any file");
+    INFO("peak " << peak_bytes / mebibyte << " MiB, " << idle_bytes / mebibyte << " MiB of it for any file");
     if (!sanitized) CHECK(peak_bytes <= idle_bytes + budget_bytes + slack_bytes);
 }
 
@@ -128,7 +128,7 @@ TEST_CASE(
     REQUIRE(contains(result.errors, before));
     const auto taken = std::stoull(result.errors.substr(result.errors.find(before) + before.size()));
     CHECK(taken >= 64 * mebibyte);
-    // with a slot of 2 MiB beside it
+    // the slots get the other 2 MiB
     const std::string enough = std::to_string(taken + 2 * mebibyte);
     CHECK(run_tool({"stream", folder / "a.h5", "--memory", enough}).status == 0);
 }

@@ -1,5 +1,5 @@
-// What a process can go through: sticky errors, fork, exit with everything still held, a hundred beginnings
-// and ends.
+// What a process can go through: sticky errors, fork, exit with everything still held, objects that are made
+// and destroyed a hundred times.
 #include "tests/cuda_process_test.hpp"
 
 #include <doctest/doctest.h>
@@ -90,7 +90,7 @@ int end_with_static_objects() {
     return 0;
 }
 
-/// Like the tool: begin, copy a little, and exit with work in flight.
+/// Calls std::exit while copies are in flight.
 int end_in_flight() {
     holdings held(device::cuda(0));
     for (int i = 0; i < 20; ++i)
@@ -390,7 +390,8 @@ TEST_CASE("cuda process: only a build without code for the GPU is reported as su
 }
 
 TEST_CASE(
-    "cuda process: a hundred beginnings and ends leave neither device memory nor pinned memory behind") {
+    "cuda process: objects made and destroyed a hundred times leave no device memory or pinned memory "
+    "behind") {
     const temporary_folder folder;
     write_bytes(folder / "x.bin", pattern_bytes(8 * mebibyte));
     const auto file =

@@ -1,5 +1,5 @@
-// Loaders for dlpack_frameworks.py, which calls these functions through ctypes. Each returns null, or false,
-// after an error, and bridge_error its text.
+// Loaders for dlpack_frameworks.py, which calls these functions through ctypes. After an error, a function
+// returns null or false, and bridge_error returns its text. Functions that only read or delete catch nothing.
 
 #include <cstddef>
 #include <cstdint>

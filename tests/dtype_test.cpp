@@ -82,7 +82,7 @@ TEST_CASE("dtype: reads every spelling that numpy writes, and spells it the same
     }
 }
 
-TEST_CASE("dtype: reads the other spellings that numpy accepts") {
+TEST_CASE("dtype: reads common spellings that numpy accepts but does not write") {
     struct {
         const char* spelling;
         const char* descr;
@@ -173,7 +173,7 @@ TEST_CASE("dtype: refuses what numpy rejects") {
     }
 }
 
-TEST_CASE("dtype: refuses what numpy accepts but never writes") {
+TEST_CASE("dtype: refuses other spellings that numpy accepts but does not write") {
     struct {
         const char* descr;
         const char* reason;

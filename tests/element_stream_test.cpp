@@ -149,7 +149,7 @@ TEST_CASE("element_stream: blocks, runs and tiles that are cut off anywhere fit 
              {"<f4", {91, 83, 71}},    // neighbours along two axes
              {">f8", {2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2}},
              {"|S300", {97, 89}},  // units larger than a cache line
-             {"|S70000", {5, 6}},  // and larger than a block has to be
+             {"|S70000", {5, 6}},  // units that are read one by one, not in blocks
          }) {
         const auto [source, expected] =
             make_array(random, folder / "data", dtype::parse(descr), shape, true, random() % 5'000);

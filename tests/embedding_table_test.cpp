@@ -22,7 +22,7 @@ using namespace pinflow;
 
 namespace {
 
-/// The table as a loop of one row after the other.
+/// The same table, updated one row after the other by a plain loop.
 class plain_table {
  public:
     explicit plain_table(const embedding_options& options)

@@ -409,7 +409,7 @@ TEST_CASE("fake CUDA loader: with few batches left pages are not registered") {
     locking_backend backend;
     loader_options options = options_for(backend);
     options.max_batches = 2;
-    options.threads = 4;  // more of them would read
+    options.threads = 4;  // 10 or more would read the rows with pread
     loader batches({large.open()}, options);
     CHECK(take_all(batches) == 32);
     CHECK(batches.report().arrays[0].transfer == "staged");

@@ -251,7 +251,8 @@ TEST_CASE("fault guard: a failure to install the handler is an error") {
 TEST_CASE("fault guard: rows are read right with any handler, and a truncated file is an error") {
     const temporary_folder folder;
     write_npy(folder / "rows.npy", numbered_rows(4096, 64).view());
-    for (const int handler : {0, 1, 2}) {  // none of the user's, one from before, one from after
+    // the user's handler: 0: none, 1: installed before the guard's, 2: installed after it
+    for (const int handler : {0, 1, 2}) {
         CAPTURE(handler);
         check_child([&] {
             if (handler == 1) install(users_handler);
@@ -289,7 +290,7 @@ TEST_CASE("fault guard: a file that is truncated or replaced in any stage of a l
     struct change {
         detail::stage where;
         bool replaces;
-        int handler;  // none of the user's, one from before, one from after
+        int handler;  // the user's: 0: none, 1: installed before the guard's, 2: installed after it
     };
     std::vector<change> changes;
     for (const auto where : {detail::stage::sample, detail::stage::fill, detail::stage::deliver}) {
