@@ -369,6 +369,26 @@ class LoaderTest(Folder):
             next(loop)
         self.assertEqual(loader.state_dict(), state)
 
+    def test_the_state_after_a_wrong_row_of_an_order_stays(self):
+        class Wrong:
+            name = "wrong/1"
+            position_count = ROWS
+
+            def rows_at(self, epoch, first, out):
+                for i in range(len(out)):
+                    out[i] = first + i if first + i < 300 else ROWS
+
+        loader = pinflow.Loader(numbered(), batch=50, device="host", order=Wrong())
+        loop = iter(loader)
+        with self.assertRaises(pinflow.InvalidArgument):
+            for _ in range(ROWS):
+                next(loop)
+        state = loader.state_dict()
+        self.assertEqual(state["epoch"], 0)
+        with self.assertRaises(StopIteration):
+            next(loop)
+        self.assertEqual(loader.state_dict(), state)
+
     def test_states_are_those_of_all_ranks(self):
         def ended(rank):
             loader = pinflow.Loader(numbered(92), batch=10, device="host", order="sequential", rank=rank, world=3)

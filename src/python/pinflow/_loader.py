@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Option
 
 from . import _native
 from ._arrays import native_of, numpy_type, row_numbers
-from ._errors import AllSlotsLeased, Error, InvalidArgument
+from ._errors import Error, InvalidArgument
 from ._streams import consumer_stream
 
 if TYPE_CHECKING:
@@ -223,15 +223,10 @@ class _Loop(Generic[_Made]):
             raise Error("this loop cannot go on: another loop over its loader has begun, or the loader was closed or "
                         "has loaded a state")
         gpu = loader._gpu
-        try:
-            batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
-        except (AllSlotsLeased, InvalidArgument):
-            # AllSlotsLeased, or a stream that is refused: the next call returns the same batch. InvalidArgument may
-            # also come from a source or an order: then there is no further batch
-            raise
-        except Exception:  # such as DataChanged: the next call ends the loop, and the epoch is not over
+        batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
+        if batch is None and not loader._has_delivered(self._epoch):  # an error, thrown before, has ended the epoch
             self._turn, self._is_over = None, True
-            raise
+            raise StopIteration
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
             self._is_over = True
             loader._end_epoch()
@@ -394,6 +389,10 @@ class Loader:
 
     def _end_epoch(self) -> None:
         self._is_between = True
+
+    def _has_delivered(self, epoch: int) -> bool:
+        """Whether the native loader, whose `next` has returned nothing, has delivered all of an epoch."""
+        return not self._closed and bool(json.loads(self._loader.state())["epoch"] > epoch)
 
     def _restart(self, start: Dict[str, Any]) -> None:
         """Replaces the native loader. If the new one cannot be made, the old one stays."""
