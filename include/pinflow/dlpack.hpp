@@ -102,7 +102,8 @@ using exported_tensor = std::unique_ptr<Managed, call_deleter>;
 
 /// The type of elements in DLPack's terms.
 /// @throws unsupported for types without a code in DLPack: times, strings, structured and opaque types,
-/// floats of more than 64 bits, big-endian numbers. The message names `view_as` where it helps.
+/// floats of more than 64 bits, complex numbers of more than 128 bits, big-endian numbers. The message names
+/// `view_as` if it helps.
 data_type type_of(const dtype& type);
 
 /// The stream that the argument `stream` of Python's `__dlpack__` means on `device`, by the array API

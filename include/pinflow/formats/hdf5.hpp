@@ -115,7 +115,8 @@ class hdf5_writer {
     /// in whole bands; a band is the set of chunks that hold the same rows. The buffer has room for two
     /// chunks per core, or for 1 MiB of chunks if that is more. It takes at most 64 MiB, unless one band is
     /// larger. Encoding takes three times the size of the chunks in flight, which are at most two per core:
-    /// at most 192 MiB, or three times the size of a chunk of more than 64 MiB.
+    /// at most 192 MiB, or three times the size of a chunk of more than 64 MiB. If memory is short, the
+    /// buffer has less room, and fewer chunks are in flight.
     /// @throws invalid_argument for a name that is empty, not UTF-8, already used, the name of a group, or
     /// within a dataset; for a name with a zero byte, or with the parts "", "." or ".."; for a deflate_level
     /// above 12; for a chunk_shape if deflate_level is 0; for chunks that are longer than the dataset or that

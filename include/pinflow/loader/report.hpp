@@ -86,7 +86,9 @@ struct loader_report {
 
     /// The limiting part, in one sentence: "the storage is the limit: the consumer waited 71% of the time,
     /// 96% of that for reads". The larger of the consumer's and the loader's waiting time decides, if it is
-    /// at least a fifth of the wall time. Otherwise the verdict is that nothing stands out.
+    /// at least a fifth of the wall time. Otherwise the verdict is that nothing stands out. `slots_reason`
+    /// and lost slots follow, if there are any. While `wall_time` is 0, the verdict is that no batch has been
+    /// requested.
     std::string verdict() const;
 };
 
