@@ -320,7 +320,8 @@ template <typename Part>
 inline constexpr bool is_complex<complex_parts<Part>> = true;
 
 /// Casts `value` to `To`. Both are bool, an integer, float, double or a small float, or both are
-/// complex_parts. In memory, any byte but 0 is true, so a boolean must not be read as a bool.
+/// complex_parts. The byte of a boolean in an array may have any value, and all but 0 are true: compare it
+/// with 0, do not load it as a C++ bool.
 template <typename To, typename From>
 PINFLOW_DETAIL_HOST_DEVICE inline To cast_scalar(From value) noexcept {
     static_assert(is_complex<To> == is_complex<From>, "complex numbers are cast to complex numbers only");
