@@ -32,7 +32,7 @@ struct flat_segment {
     flat_type type = flat_type::float32;
 };
 
-/// Numbers that steps change, in device memory, so that a step can be replayed in a CUDA graph.
+/// Numbers that checks and steps change, in device memory, so that a step can be replayed in a CUDA graph.
 struct flat_control {
     std::uint64_t steps = 0;      ///< that have been made
     std::uint64_t skipped = 0;    ///< because of gradients that are not finite

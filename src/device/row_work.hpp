@@ -69,14 +69,17 @@ enum class sort_kernels {
 /// A sort of indices in device memory.
 struct row_sort {
     const std::uint64_t* ids = nullptr;
-    std::uint64_t count = 0;      ///< below 2^32
-    std::uint64_t row_count = 0;  ///< of the table; indices outside it may be sorted to any position
+    std::uint64_t count = 0;  ///< below 2^32
+    /// Of the table. Indices outside it may be sorted to any position. If `ids` are addresses of rows, the
+    /// size of the range that they lie in: CUDA then sorts them by their lowest bits alone.
+    std::uint64_t row_count = 0;
     std::uint64_t* sorted_ids = nullptr;
     std::uint32_t* positions = nullptr;  ///< of the sorted indices in `ids`
     std::byte* scratch = nullptr;        ///< device_backend::sort_scratch_bytes, at a multiple of 256
     std::uint64_t scratch_bytes = 0;
     sort_kernels kernels = sort_kernels::one;
-    /// Where indices outside the table are reported, as check_rows does. Null: all are known to be valid.
+    /// Where indices outside the table are reported, as check_rows does. If `errors.found` is null, indices
+    /// are not checked.
     error_memory errors;
 };
 

@@ -125,7 +125,7 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 
 [[nodiscard]] cudaError_t launch(const void* kernel, dim3 blocks, unsigned threads, void** arguments,
                                  cudaStream_t stream) noexcept;
-/// The same, but blocks may start before the kernel before it in the stream has ended, if that kernel allows
+/// The same, but blocks may start while the previous kernel in the stream still runs, if that kernel allows
 /// it: programmatic dependent launch. Requires a kernel compiled for compute capability 9.0 or higher, which
 /// waits by itself.
 [[nodiscard]] cudaError_t launch_early(const void* kernel, dim3 blocks, unsigned threads, void** arguments,

@@ -74,7 +74,8 @@ struct block_step {
     bool skipped;
 };
 
-/// Waits for the kernel before, and reads what all segments of a step need, by one thread of each block.
+/// Waits for the previous kernel, lets the next one start, and reads what all segments of a step need. One
+/// thread of each block calls it.
 __device__ void begin_step(const flat_step& work, step_start& start) {
     wait_for_work_before();
     start_next_kernel();
@@ -96,7 +97,8 @@ __device__ __noinline__ void prepare_block(const flat_step& work, const flat_seg
     step.skipped = start.skipped;
 }
 
-/// Updates the packs of one segment. Begins the step in the first segment; `start` is in shared memory.
+/// Updates the packs of one segment. The first segment also begins and ends the step. `start` is in shared
+/// memory.
 template <typename Rule, typename Stored, typename Real>
 __device__ void update_segment(const flat_step& work, const flat_segment& segment, bool is_first,
                                step_start& start) {
