@@ -164,7 +164,7 @@ TEST_CASE("dlpack: every type with a code has it") {
     is("float8_e5m2", float8_e5m2, 8);
 }
 
-TEST_CASE("dlpack: a type without a code is refused with its name and with what helps") {
+TEST_CASE("dlpack: the error for a type without a code names the type, the reason or what helps") {
     const auto message_of = [](const dtype& type) -> std::string {
         try {
             to_dlpack(array_of_type(type));
