@@ -346,7 +346,7 @@ TEST_CASE("resume: at the end of all epochs nothing comes, and more epochs conti
     CHECK(more[0].index == 0);
 }
 
-TEST_CASE("resume: the first epoch may be any, and gives the batches that a resume there gives") {
+TEST_CASE("resume: first_epoch may be any epoch, and the rows from there on are those of a whole run") {
     const array rows = numbered_rows(100);
     on_each_device([&](const device& device) {
         loader_options options{.device = device, .batch_rows = 30, .order = order::shuffled, .epochs = 4};
