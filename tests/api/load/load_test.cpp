@@ -331,7 +331,7 @@ TEST_CASE("load: progress ends with all bytes, and an exception of it ends the l
     });
 }
 
-TEST_CASE("load: damaged, changed and missing files are errors, and all memory is freed") {
+TEST_CASE("load: damaged, changed and missing files are errors, and a changed one leaves no memory behind") {
     const temporary_folder folder;
     const std::vector<model_tensor> tensors{random_tensor("w", dtype::of<float>(), {3'000'000}),
                                             random_tensor("v", dtype::of<float>(), {3'000'000})};
