@@ -137,7 +137,7 @@ TEST_CASE("writable_segment: a child made by fork has neither the lock nor the m
     }));
 }
 
-TEST_CASE("writable_segment: rows are scattered into it and gathered from it") {
+TEST_CASE("writable_segment: rows are scattered into it, and readers see them") {
     on_each_device([](const device& device) {
         const test_segments segments;
         const auto made = writable_segment::create("table", dtype::of<float>(), {50, 4}, segments.folder());
