@@ -556,7 +556,9 @@ TEST_CASE("flat parameters: a file of other parameters or another rule is refuse
     });
 }
 
-TEST_CASE("flat parameters: every type is saved and loaded, with master copies") {
+TEST_CASE(
+    "flat parameters: bfloat16 values with states and master copies, and float64 states, come back from a "
+    "file of every type") {
     on_each_device([](const device& device) {
         const temporary_folder folder;
         const stream stream(device);
