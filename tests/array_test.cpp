@@ -315,7 +315,7 @@ TEST_CASE("array: a shape that overflows does not fit into a file either") {
     }
 }
 
-TEST_CASE("array: a file without elements or without axes can be viewed") {
+TEST_CASE("array: an array in a file can be viewed, even without elements or without axes") {
     const temporary_folder folder;
     const auto file = make_file(folder, 16);
     const array empty = array::of_file(file, 16, dtype::of<double>(), {0, 3});

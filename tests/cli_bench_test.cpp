@@ -232,7 +232,7 @@ TEST_CASE("bench: too little memory or disk space is reported before anything is
     }
 }
 
-TEST_CASE("bench: the largest number of batches is reduced to the existing batches") {
+TEST_CASE("bench: the largest --batches and --batch are accepted, and limited to what there is") {
     // in `plan` --known limits the group, `duplex` limits --batches so that no row is both read and written,
     // and `stream` takes at most the rows of the file
     const std::string most = "18446744073709551615";

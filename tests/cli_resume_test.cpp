@@ -195,7 +195,8 @@ TEST_CASE("cli: a run that continues from a saved state streams exactly the rows
                     "4"})["rows"] == row_count);
 }
 
-TEST_CASE("cli: ranks that end after --max-batches save the same state, even without rows of a tail") {
+TEST_CASE(
+    "cli: ranks that end after --max-batches save the same state, even if a rank has no rows of the tail") {
     const temporary_folder folder;
     write_file(folder / "ten.npy", npy("<f4", "(10, 1)", cli::counting_bytes(40)));
     const json whole = run_json({"stream", "--device", "host", folder / "ten.npy", "--epochs", "3"});

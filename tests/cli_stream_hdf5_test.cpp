@@ -133,7 +133,7 @@ TEST_CASE(
     CHECK(run_tool({"stream", folder / "a.h5", "--memory", enough}).status == 0);
 }
 
-TEST_CASE("cli: the report tells mapped and decoded datasets of one file apart") {
+TEST_CASE("cli: the report tells the datasets of one file apart, mapped or decoded") {
     const temporary_folder folder;
     const std::string archive = folder / "a.npz", mapped = folder / "mapped.h5",
                       decoded = folder / "decoded.h5";

@@ -141,7 +141,9 @@ TEST_CASE("cuda flat: steps and norms in both directions have the bits of the ho
     }
 }
 
-TEST_CASE("cuda flat: a gradient that is not a number is found wherever it lies, in both directions") {
+TEST_CASE(
+    "cuda flat: a gradient that is not a number is found in first, middle and last place, in both "
+    "directions") {
     const device gpu = device::cuda(0);
     const stream stream(gpu);
     constexpr std::uint64_t count = 1'300'001;

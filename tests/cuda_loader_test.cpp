@@ -168,7 +168,8 @@ TEST_CASE("cuda loader: a batch may hold rows of registered pages and others, an
         CHECK(mixed_batches >= (order == order::sequential ? 2U : 50U));
         CHECK(batched_copies.load() >= mixed_batches);
         const loader_report report = loader.report();
-        CHECK((report.route == route::staged || report.route == route::read));  // by the number of cores
+        // read with 10 threads or more; staged if the system starts fewer
+        CHECK((report.route == route::staged || report.route == route::read));
         CHECK(report.reason.find("cannot register") != std::string::npos);
         CHECK(registered_pieces.load() == (order == order::sequential ? 11 : 6));
     }

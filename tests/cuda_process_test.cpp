@@ -56,7 +56,8 @@ pin_options generous() {
     return options;
 }
 
-/// A kernel faults. Every later call must say that the process is lost, and the process must end well.
+/// A kernel faults. Waiting for its stream, and recording an event after that, must be fatal errors, and the
+/// process must exit without a signal.
 int meet_sticky_error() {
     const device gpu = device::cuda(0);
     holdings held(gpu);
@@ -262,7 +263,7 @@ int run_as_child(std::string_view name) {
     return 2;
 }
 
-TEST_CASE("cuda process: after a kernel's fault every call says that the process is lost") {
+TEST_CASE("cuda process: after a kernel's fault, waiting and recording an event are fatal errors") {
     const outcome child = run_child("sticky");
     INFO(child.output);
     CHECK(child.status == 0);

@@ -278,7 +278,9 @@ TEST_CASE("cuda rows: an even number of blocks gathers aligned rows in pairs if 
     CHECK(launched_in_pairs(64, 700, 2) == has_clusters);
 }
 
-TEST_CASE("cuda rows: a call that CUDA refuses half-way throws, and leaves the exchange as it was") {
+TEST_CASE(
+    "cuda rows: if CUDA refuses a call half-way, the exchange still works, and a refused launch is an "
+    "error") {
     const device gpu = device::cuda(0);
     std::mt19937_64 random(66);
     const id_vector ids = make_ids(id_order::random, 300, 500, random);

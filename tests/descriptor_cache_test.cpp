@@ -121,7 +121,7 @@ TEST_CASE("descriptor_cache: the bound is half of what the process may open, and
     CHECK(holds_in_child_with_descriptors(20, [] { return descriptor_cache::max_open() == 16; }));
 }
 
-TEST_CASE("descriptor_cache: the soft limit is raised when many files are opened, as far as the hard one") {
+TEST_CASE("descriptor_cache: the soft limit is raised when many files are opened, at most to the hard one") {
     const temporary_folder folder;
     static_cast<void>(open_files(folder, 100));
     const auto limit_with_files_open = [&] {

@@ -208,7 +208,7 @@ TEST_CASE("element_stream: contiguous elements are read at once, in any order") 
     CHECK(reads(f4, {16'384, 8}, true, (512 << 10) + (64 << 10)) == 8 * 8);
 }
 
-TEST_CASE("element_stream: memory stays within bounds for a file that is larger and not in order") {
+TEST_CASE("element_stream: memory stays within bounds for a larger file in Fortran order") {
     const temporary_folder folder;
     write_bytes(folder / "data", pattern_bytes(4'096));
     constexpr std::uint64_t rows = 1 << 14;

@@ -259,7 +259,8 @@ TEST_CASE("embedding table: every rule gives the bits of a loop over single rows
     });
 }
 
-TEST_CASE("embedding table: random programs give the same bits with every look-ahead and place of rows") {
+TEST_CASE(
+    "embedding table: random programs give the same bits for any look-ahead and number of device rows") {
     on_each_device([&](const device& device) {
         std::mt19937_64 random(2700);
         for (int program = 0; program < 2000; ++program) {

@@ -292,7 +292,7 @@ TEST_CASE("extent_rows: rows without bytes can be counted and read") {
     CHECK_THROWS_AS(read(*rows, {8}), pinflow::invalid_argument);
 }
 
-TEST_CASE("extent_rows: files without rows are one source without rows, which is checked") {
+TEST_CASE("extent_rows: files without rows make one source without rows, which notices a changed file") {
     const temporary_folder folder;
     auto [sources, content] = make_dataset(folder, {0, 0});
     random_engine random(5);

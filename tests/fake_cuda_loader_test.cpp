@@ -271,7 +271,7 @@ TEST_CASE("fake CUDA loader: pages are registered while batches are delivered") 
     }
 }
 
-TEST_CASE("fake CUDA loader: a registration that does not return leaves a loader that streams staged") {
+TEST_CASE("fake CUDA loader: if a registration does not return, all rows come without registered pages") {
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 64, words_of_64k);
     for (const unsigned threads : {1U, 2U, 8U}) {
@@ -517,9 +517,9 @@ TEST_CASE(
     }
 }
 
-TEST_CASE("fake CUDA loader: rows that are read are copied as soon as a staging buffer is full") {
+TEST_CASE("fake CUDA loader: rows that are read or staged are copied one staging buffer at a time") {
     const temporary_folder folder;
-    // batches of 3 MiB: two copies each
+    // batches of 3 MiB, staging buffers of 2 MiB: two copies for each batch
     const numbered_file rows(folder, "rows.npy", 480, words_of_64k);
     for (const route route : {route::read, route::staged}) {
         CAPTURE(to_string(route));
