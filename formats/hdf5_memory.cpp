@@ -10,9 +10,8 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Chunks of this size or more get pages of their own. Released pages are kept for reuse up to a
-/// limit and unmapped beyond it. Huge pages are requested from 2 MiB on. Smaller chunks are left to the
-/// allocator.
+/// Chunks of this size or more get pages of their own; smaller ones are left to the allocator. Released pages
+/// are kept for reuse up to a limit, and unmapped beyond it. Huge pages are requested from 2 MiB on.
 constexpr std::uint64_t min_pages_bytes = 256 << 10;
 
 }  // namespace

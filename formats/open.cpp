@@ -76,7 +76,8 @@ file_format format_of_file(const input_file& file) {
 
 array_listing list_npy(const std::filesystem::path& path) {
     const array opened = open_npy(path);
-    // the order of an array with fewer than two elements shows in the header alone
+    // an array without elements, or with at most one axis longer than 1, is contiguous in both orders: only
+    // the header tells its order
     const std::string header = read_text(*opened.file(), 0, opened.offset_bytes());
     const bool fortran_order =
         parse_npy_header(std::as_bytes(std::span(header)), opened.file()->size_bytes()).fortran_order;
