@@ -110,7 +110,7 @@ struct load_options {
 /// streams and whatever else took part in the load. The last copy frees it, on any thread. Work that uses the
 /// memory must have finished by then, or used_on names its streams. Device memory is never freed in a forked
 /// process, nor if no event can be recorded in one of these streams: it is being captured into a CUDA graph,
-/// or the device has failed.
+/// the device has failed, or memory is short.
 ///
 /// Tensors of less than 1 MiB share blocks of up to 32 MiB, each at a multiple of 256 bytes. A block is freed
 /// with its last tensor.
@@ -210,9 +210,9 @@ class tensor_files {
     /// elements cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened; format_error for one whose
     /// content is damaged; system_failure; device_error if a GPU is out of memory.
-    /// @throws unsupported if the route is `copy` and pages cannot be page-locked, or some of the tensors are
-    /// not for this route; on a GPU, also for elements of more than 4 MiB each that must be decoded or
-    /// reordered.
+    /// @throws unsupported on a GPU if the route is `copy` and pages cannot be page-locked, or some of the
+    /// tensors are not for this route; on a GPU also for elements of more than 4 MiB each that must be
+    /// decoded or reordered.
     loaded_tensors load(std::span<const tensor_request> requests, const pinflow::device& device,
                         const load_options& options = {}) const;
 

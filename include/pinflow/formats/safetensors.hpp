@@ -31,7 +31,8 @@ struct safetensors_entry {
 
 /// The contents of a safetensors header. The source of the format is the README of huggingface/safetensors.
 struct safetensors_header {
-    std::vector<safetensors_entry> tensors;       ///< in the order of their data; empty ones by name
+    /// In the order of their data. Empty tensors at the same offset are in the order of their names.
+    std::vector<safetensors_entry> tensors;
     std::map<std::string, std::string> metadata;  ///< "__metadata__"
 };
 
