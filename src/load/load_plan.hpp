@@ -31,7 +31,7 @@ struct stored_tensor {
     std::optional<std::uint64_t> offset_bytes;
 };
 
-/// Characters of a path in a message.
+/// The maximum number of characters of a path in a message.
 inline constexpr std::size_t max_shown_path = 1000;
 
 /// Why a tensor of a file cannot be loaded.
@@ -51,8 +51,8 @@ struct opened_tensors {
     std::string first_refused;                         ///< the name of the first one
     std::map<std::string, std::string> metadata;
 
-    /// The indices of `descriptions` by name, made by the first call: a load of all tensors of one file needs
-    /// none. Thread-safe.
+    /// The indices of `descriptions` by name, made by the first call: a load of all tensors of one
+    /// safetensors file needs none. Thread-safe.
     const std::unordered_map<std::string_view, std::size_t>& by_name() const;
 
  private:
@@ -75,8 +75,8 @@ class loaded_block {
     loaded_block(const loaded_block&) = delete;
     loaded_block& operator=(const loaded_block&) = delete;
     /// Frees the memory once the streams of use_on have passed their work so far. Device memory is leaked in
-    /// a forked process, and if no event can be recorded in one of the streams: it is being captured, or the
-    /// device has failed.
+    /// a forked process, and if no event can be recorded in one of the streams: it is being captured, the
+    /// device has failed, or memory is short.
     ~loaded_block();
 
     bool is_mapped() const noexcept { return mapping_ != nullptr; }
@@ -168,7 +168,7 @@ struct load_plan {
 inline constexpr std::uint64_t load_unit_bytes = std::uint64_t{4} << 20;
 /// In a block, tensors begin at multiples of this number of bytes.
 inline constexpr std::uint64_t block_alignment = 256;
-/// The size of the blocks that small tensors share. Each block costs an allocation.
+/// The maximum size of a block that small tensors share. Each block costs an allocation.
 inline constexpr std::uint64_t shared_block_bytes = std::uint64_t{32} << 20;
 /// Smaller tensors share blocks.
 inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;

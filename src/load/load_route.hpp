@@ -16,7 +16,7 @@ struct chosen_route {
 };
 
 /// Every rule by which a load decides how its bytes travel.
-/// @throws unsupported if the route `copy` is requested, and some units are not copyable.
+/// @throws unsupported if the route `copy` is requested for a GPU, and some units are not copyable.
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options);
 
