@@ -143,7 +143,7 @@ void check_room(const checked_folder& folder, const fs::path& path, std::uint64_
         fail_full(path.string(), size_bytes, folder_path);
     require_memory(size_bytes,
                    fmt::format("cannot publish '{}': it takes {} bytes", path.string(), size_bytes),
-                   "shared memory counts for the cgroup of the process that publishes");
+                   "shared memory is charged to the cgroup of the process that publishes");
 }
 
 template <typename Take>
