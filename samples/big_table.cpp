@@ -154,10 +154,10 @@ int main(int argument_count, char** arguments) try {
     const auto called = clock::now();
     table.synchronize();
     const double seconds = std::chrono::duration<double>(clock::now() - start).count();
-    std::printf("%.2f ms a step, %.1f steps a second, %.1f GB/s to %s and back together\n",
+    std::printf("%.2f ms a step, %.1f steps a second on %s; %.1f GB/s of records fetched and written back\n",
                 seconds / static_cast<double>(chosen.steps) * 1e3,
-                static_cast<double>(chosen.steps) / seconds,
-                2e-9 * static_cast<double>(moved_rows * record_bytes) / seconds, device.name().c_str());
+                static_cast<double>(chosen.steps) / seconds, device.name().c_str(),
+                2e-9 * static_cast<double>(moved_rows * record_bytes) / seconds);
     std::printf(
         "%.2f million ids a second, %.2f million different ones; all calls took %.0f %% of the time\n",
         1e-6 * static_cast<double>(chosen.steps * chosen.batch) / seconds,
