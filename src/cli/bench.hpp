@@ -11,8 +11,8 @@
 #include "pinflow/rows.hpp"
 
 /// What `pinflow bench` measures. Streamed and exchanged rows and the first load are checked. Each repetition
-/// uses new indices. Rates are medians, but those of epoch 1 and of the first load are of one run. Ratios are
-/// to the link's rate in the same run.
+/// uses new indices. Rates are medians, but those of epoch 1 and of the first load are of one run, and those
+/// of plans of scatters are estimated from gathers. Ratios are to the link's rate in the same run.
 namespace pinflow::cli {
 
 struct bench_options {

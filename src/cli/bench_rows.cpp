@@ -423,7 +423,7 @@ void bench_plan(const bench_options& options, const link_rates& link, const benc
     const auto tell = [&](const char* direction, const row_plan& plan, unsigned batches, double link_rate) {
         std::string note = plan.reason;
         if (plan.gbps > 0) {
-            note += fmt::format("; the smallest group within 3 % of the best measured rate has {}",
+            note += fmt::format("; the smallest group within 3 % of the best rate has {}",
                                 readable_count(plan.batches, "batch", "batches"));
         }
         report({fmt::format("plan, {}, {} at a time: {}", direction, batches, plan_in_words(plan)), plan.gbps,

@@ -161,7 +161,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
         "pages of files get the rest. Default: pages of files get 3/4 of the memory that the machine and "
         "the\n"
         "cgroup have left, whatever the buffers take. ulimit: as the default, but no more than `ulimit -l`\n"
-        "minus the pinned buffers");
+        "minus the pinned buffers, unless the process has CAP_IPC_LOCK");
     add("--slots", slots, "N",
         "Batches that can exist at once (being filled, ready or in use), from 2 on (default: 8, or more if\n"
         "batches are small or the CPU stages them, at most 256; fewer if memory is short)");
