@@ -50,7 +50,7 @@ TEST_CASE("cli: opening a safetensors file with 90 MB of metadata takes little m
     }
 }
 
-TEST_CASE("cli: arrays and fields of no bytes are inspected, streamed and converted as others are") {
+TEST_CASE("cli: arrays and fields of no bytes are inspected, streamed, and converted to .npy and .npz") {
     const temporary_folder folder;
     // the digest of one empty row, three times
     const std::string three_empty_rows = fmt::format("{:016x}", 3 * std::uint64_t{0x48218226ff3cd4bf});
