@@ -24,7 +24,7 @@ struct rank_batch {
     std::uint64_t position = 0;  ///< the first of its rows
     std::uint64_t row_count = 0;
     epoch_position begin;        ///< the first position of the step, over all ranks
-    epoch_position end;          ///< the first position that no rank has taken after this step
+    epoch_position end;          ///< where the next step of all ranks begins: in this epoch or the next
     bool last_of_epoch = false;  ///< for this rank
 
     friend bool operator==(const rank_batch&, const rank_batch&) = default;
