@@ -9,7 +9,8 @@
 
 namespace pinflow::python {
 
-/// An exception that Python code raised on one of pinflow's threads. Raised again where it reaches Python.
+/// An exception of a Python source or order that C++ code called, on any thread. Raised again where it
+/// reaches the Python caller.
 class python_failure final : public error {
  public:
     /// Keeps the exception object of `raised`. Needs the GIL.

@@ -19,7 +19,7 @@ inline nanobind::object text_of(const std::string& path) {
         PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
-/// A sentence that may contain paths: bytes that are not UTF-8 become \xE9.
+/// A sentence that may contain paths, as a str. Bytes that are not UTF-8 are escaped, such as "\xe9".
 inline nanobind::object readable(std::string_view sentence) {
     return nanobind::steal(
         PyUnicode_DecodeUTF8(sentence.data(), static_cast<Py_ssize_t>(sentence.size()), "backslashreplace"));
