@@ -107,9 +107,10 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     """Loads the tensors of safetensors, .npz, .npy and HDF5 files, and waits until they are complete.
 
     On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator; tensors of less than 1 MiB share blocks of
-    up to 32 MiB. On the CPU, aligned tensors that need no decoding and no cast are private mappings of the file, if at
-    least 1 MiB of it is loaded without decoding or cast. Writing to a tensor never changes its file. If the file is
-    written to, a mapped tensor may change. If it is truncated, reading the lost part ends the process (SIGBUS).
+    up to 32 MiB. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
+    file, if at least 1 MiB of it is loaded without being gathered, decoded or cast. Writing to a tensor never changes
+    its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
+    process (SIGBUS).
 
     Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: select the other tensors
     by `names`.
@@ -132,7 +133,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
         NotFound, FormatError: as `open`. DataChanged: a file has changed since it was opened.
         InvalidArgument: two tensors have one name, or a name or pattern selects none.
         Unsupported: the framework has no such type, or the route 'copy' cannot be taken.
-        DeviceError, or PyTorch's OutOfMemoryError: no memory.
+        SystemFailure: a read has failed, or host memory is short.
+        DeviceError, or PyTorch's OutOfMemoryError: device memory is short.
     """
     if isinstance(filenames, (str, bytes, os.PathLike)):
         raise InvalidArgument("load_files takes a list of files; load_file takes one")

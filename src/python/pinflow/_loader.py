@@ -224,7 +224,7 @@ class _Loop(Generic[_Made]):
                         "has loaded a state")
         gpu = loader._gpu
         batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
-        if batch is None and not loader._has_delivered(self._epoch):  # an error, thrown before, has ended the epoch
+        if batch is None and not loader._has_delivered(self._epoch):  # an earlier error or `close` has ended it
             self._turn, self._is_over = None, True
             raise StopIteration
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch

@@ -127,7 +127,8 @@ class RowTable:
         self._table.scatter(_capsule(_numbers(ids), handle), _capsule(rows, handle), duplicates, handle)
 
     def check(self) -> None:
-        """Raises the error of the oldest finished call that failed on the device."""
+        """Raises the error of the oldest asynchronous call that has finished with one, such as InvalidArgument or
+        DataChanged. Raises each error once, and does not wait for calls."""
         self._table.check()
 
     def tune(self, batch_rows: int) -> None:
