@@ -7,8 +7,8 @@
 
 // A stable radix sort, digit by digit from the lowest. It is one kernel, whose blocks wait for each other.
 // For lists of up to 262,144 indices, cub::DeviceRadixSort takes as long on the device, but makes nine
-// CUDA calls. They cost the calling thread 35 to 50 us, and each of them may have to wait for the end
-// of another stream's kernel. The launch of this kernel costs 4 us.
+// CUDA calls. They cost the calling thread 35 to 50 us, and on the device, each kernel that they launch may
+// have to wait for the end of another stream's kernel. The launch of this kernel costs 4 us.
 namespace pinflow::detail::cuda {
 
 namespace {
