@@ -5,13 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <deque>
 #include <functional>
 #include <istream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <tuple>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -322,11 +322,22 @@ void check_names(const std::vector<safetensors_entry>& tensors) {
     // most files have the names in order
     if (std::ranges::adjacent_find(tensors, std::greater_equal{}, &safetensors_entry::name) == tensors.end())
         return;
-    std::unordered_set<std::string_view> names;
-    names.reserve(tensors.size());
-    for (const safetensors_entry& tensor : tensors) {
-        if (!names.insert(tensor.name).second)
-            detail::throw_format_error("the header has two tensors named {}", quote(tensor.name));
+    // a hash table with linear probing: each place holds the hash of a name, and the tensor's number from 1
+    // on
+    struct place {
+        std::uint64_t hash = 0;
+        std::size_t number = 0;
+    };
+    std::vector<place> places(std::bit_ceil(2 * tensors.size()));
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const std::string& name = tensors[i].name;
+        const std::uint64_t hash = XXH3_64bits(name.data(), name.size());
+        std::size_t at = hash & (places.size() - 1);
+        for (; places[at].number != 0; at = (at + 1) & (places.size() - 1)) {
+            if (places[at].hash == hash && tensors[places[at].number - 1].name == name)
+                detail::throw_format_error("the header has two tensors named {}", quote(name));
+        }
+        places[at] = {hash, i + 1};
     }
 }
 
@@ -441,8 +452,8 @@ safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source
 }
 
 safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> bytes,
-                                                   std::uint64_t file_size_bytes,
-                                                   safetensors_metadata wanted) {
+                                                   std::uint64_t file_size_bytes, safetensors_metadata wanted,
+                                                   std::size_t part_bytes) {
     const std::uint64_t data_offset = safetensors_data_offset_bytes(bytes, file_size_bytes);
     if (bytes.size() < data_offset) {
         detail::throw_format_error("the header ends at byte {}, but only {} bytes were read", data_offset,
@@ -450,10 +461,11 @@ safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> by
     }
     auto text = bytes.first(static_cast<std::size_t>(data_offset)).subspan(8);
     const std::string_view json(reinterpret_cast<const char*>(text.data()), text.size());
-    if (auto plain = parse_plain_header(json)) {
+    const auto complete_plain = [](safetensors_entry& tensor) {
+        complete(tensor, tensor.offset_bytes, tensor.size_bytes);
+    };
+    if (auto plain = parse_plain_header(json, complete_plain, part_bytes)) {
         if (plain->tensors.size() > max_unchecked_tensors) require_list_memory(plain->tensors.size());
-        for (safetensors_entry& tensor : plain->tensors)
-            complete(tensor, tensor.offset_bytes, tensor.size_bytes);
         if (wanted == safetensors_metadata::checked) plain->metadata.clear();
         return checked(std::move(*plain), data_offset, file_size_bytes);
     }

@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 
+#include "formats/safetensors_plain.hpp"
 #include "formats/safetensors_text.hpp"
 #include "pinflow/dtype.hpp"
 #include "pinflow/file.hpp"
@@ -43,9 +44,11 @@ safetensors_header parse_safetensors_text(safetensors_text::piece_source next_pi
                                           safetensors_metadata wanted);
 
 /// The same for bytes that hold the whole header, including its length.
+/// @param part_bytes see parse_plain_header
 /// @throws as parse_safetensors_text, and as safetensors_data_offset_bytes.
 safetensors_header parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
-                                           safetensors_metadata wanted);
+                                           safetensors_metadata wanted,
+                                           std::size_t part_bytes = plain_part_bytes);
 
 /// Reads the header of an open file.
 /// @throws system_failure, format_error, data_changed; each message names the path.

@@ -1,9 +1,20 @@
 #include "formats/safetensors_plain.hpp"
 
+#include <tbb/parallel_for.h>
+#include <tbb/task_arena.h>
+
+#include <algorithm>
 #include <cstdint>
+#include <exception>
+#include <iterator>
+#include <map>
+#include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "formats/safetensors_header.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -75,7 +86,7 @@ class plain_text {
     const char* end_;
 };
 
-bool read_metadata(plain_text& text, safetensors_header& header) {
+bool read_metadata(plain_text& text, std::map<std::string, std::string>& metadata) {
     if (!text.take('{')) return false;
     if (text.take('}')) return true;
     std::size_t size_bytes = 0;
@@ -84,7 +95,7 @@ bool read_metadata(plain_text& text, safetensors_header& header) {
         if (!text.key(key) || !text.string(value)) return false;
         size_bytes += key.size() + value.size();
         if (size_bytes > max_metadata_bytes) return false;
-        if (!header.metadata.emplace(key, value).second) return false;
+        if (!metadata.emplace(key, value).second) return false;
     } while (text.take(','));
     return text.take('}');
 }
@@ -119,29 +130,106 @@ bool read_tensor(plain_text& text, safetensors_entry& tensor) {
     return has_type && has_shape && has_offsets && !tensor.type_name.empty() && text.take('}');
 }
 
+// ---- parts of a header ------------------------------------------------------------------------------------
+
+/// Cuts the text behind commas between tensors, so that parts have some `part_bytes`. Relies on the text
+/// being plain; if it is not, no part that begins or ends elsewhere is.
+std::vector<std::string_view> parts_of(std::string_view json, std::size_t part_bytes) {
+    std::vector<std::string_view> parts;
+    while (json.size() > part_bytes) {
+        bool is_quoted =
+            std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(part_bytes), '"') % 2 != 0;
+        std::size_t at = part_bytes;
+        for (; at + 1 < json.size(); ++at) {
+            if (json[at] == '"') is_quoted = !is_quoted;
+            if (!is_quoted && json[at] == '}' && json[at + 1] == ',') break;
+        }
+        if (at + 1 >= json.size()) break;
+        parts.push_back(json.substr(0, at + 2));
+        json.remove_prefix(at + 2);
+    }
+    parts.push_back(json);
+    return parts;
+}
+
+struct plain_part {
+    bool is_plain = false;
+    std::vector<safetensors_entry> tensors;
+    std::optional<std::map<std::string, std::string>> metadata;
+    std::exception_ptr failure;  ///< the first one of `complete`
+};
+
+/// Reads tensors, and the metadata, up to the end of the part.
+bool read_part(plain_text& text, bool is_last, void (*complete)(safetensors_entry&), plain_part& part) {
+    while (true) {
+        std::string_view name;
+        if (!text.key(name)) return false;
+        if (name == safetensors_metadata_name) {
+            if (part.metadata || !read_metadata(text, part.metadata.emplace())) return false;
+        } else {
+            safetensors_entry& tensor = part.tensors.emplace_back();
+            tensor.name = name;
+            if (!read_tensor(text, tensor)) return false;
+            try {
+                if (!part.failure) complete(tensor);
+            } catch (...) {
+                part.failure = std::current_exception();
+            }
+        }
+        if (!text.take(',')) return is_last && text.take('}') && text.ends();
+        if (!is_last && text.ends()) return true;
+    }
+}
+
+/// The parts one after the other; nothing if one is not plain.
+std::optional<safetensors_header> joined(std::vector<plain_part> parts) {
+    std::size_t count = 0;
+    for (const plain_part& part : parts) {
+        if (!part.is_plain) return std::nullopt;
+        count += part.tensors.size();
+    }
+    safetensors_header header;
+    bool has_metadata = false;
+    for (plain_part& part : parts) {
+        if (!part.metadata) continue;
+        if (std::exchange(has_metadata, true)) return std::nullopt;
+        header.metadata = std::move(*part.metadata);
+    }
+    for (const plain_part& part : parts) {
+        if (part.failure) std::rethrow_exception(part.failure);
+    }
+    header.tensors = std::move(parts.front().tensors);
+    header.tensors.reserve(count);
+    for (plain_part& part : std::span(parts).subspan(1))
+        std::ranges::move(part.tensors, std::back_inserter(header.tensors));
+    return header;
+}
+
 }  // namespace
 
-std::optional<safetensors_header> parse_plain_header(std::string_view json) {
-    plain_text text(json);
-    safetensors_header header;
-    constexpr std::size_t usual_tensor_bytes = 96;
-    header.tensors.reserve(json.size() / usual_tensor_bytes);
-    bool has_metadata = false;
-    if (!text.take('{')) return std::nullopt;
-    if (text.take('}')) return text.ends() ? std::optional(std::move(header)) : std::nullopt;
-    do {
-        std::string_view name;
-        if (!text.key(name)) return std::nullopt;
-        if (name == safetensors_metadata_name) {
-            if (std::exchange(has_metadata, true) || !read_metadata(text, header)) return std::nullopt;
-            continue;
-        }
-        safetensors_entry& tensor = header.tensors.emplace_back();
-        tensor.name = name;
-        if (!read_tensor(text, tensor)) return std::nullopt;
-    } while (text.take(','));
-    if (!text.take('}') || !text.ends()) return std::nullopt;
-    return header;
+std::optional<safetensors_header> parse_plain_header(std::string_view json,
+                                                     void (*complete)(safetensors_entry& tensor),
+                                                     std::size_t part_bytes) {
+    if (plain_text whole(json); whole.take('{') && whole.take('}') && whole.ends())
+        return safetensors_header();
+    const std::vector<std::string_view> texts = parts_of(json, part_bytes);
+    std::vector<plain_part> parts(texts.size());
+    const auto read = [&](std::size_t i) {
+        constexpr std::size_t usual_tensor_bytes = 96;
+        plain_text text(texts[i]);
+        parts[i].tensors.reserve(texts[i].size() / usual_tensor_bytes);
+        parts[i].is_plain =
+            (i != 0 || text.take('{')) && read_part(text, i + 1 == texts.size(), complete, parts[i]);
+    };
+    if (texts.size() == 1) {
+        read(0);
+    } else {
+        start_worker_threads();
+        tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
+        tbb::this_task_arena::isolate(
+            [&] { tbb::parallel_for(std::size_t{0}, texts.size(), read, context); });
+    }
+    return joined(std::move(parts));
 }
 
 }  // namespace pinflow::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <optional>
 #include <string_view>
 
@@ -7,10 +8,17 @@
 
 namespace pinflow::detail {
 
+/// Longer headers are parsed in parts of about this size, in parallel.
+inline constexpr std::size_t plain_part_bytes = std::size_t{64} << 10;
+
 /// Parses the JSON of a header as known writers usually make it: ASCII, strings without escapes, a tensor
-/// with its three keys, and at most 64 KiB of metadata. Four times as fast as the JSON library.
-/// @return nothing for any other header, valid or not. Tensors are not checked: names may occur twice, types
-/// may be unknown. `offset_bytes` and `size_bytes` of a tensor are its two data_offsets.
-std::optional<safetensors_header> parse_plain_header(std::string_view json);
+/// with its three keys, and at most 64 KiB of metadata. With one thread, four times as fast as the JSON
+/// library.
+/// @param complete called for each tensor, by several threads, with the two data_offsets as `offset_bytes`
+/// and `size_bytes`. If it throws, the exception of the first tensor in the header is thrown.
+/// @return nothing for any other header, valid or not. Names may occur twice.
+std::optional<safetensors_header> parse_plain_header(std::string_view json,
+                                                     void (*complete)(safetensors_entry& tensor),
+                                                     std::size_t part_bytes = plain_part_bytes);
 
 }  // namespace pinflow::detail

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
@@ -303,6 +304,59 @@ TEST_CASE("safetensors header: is parsed from pieces of any size, without its me
             next_piece, 8 + json.size(), file.size(), pinflow::detail::safetensors_metadata::checked);
         CHECK(header.tensors == expected.tensors);
         CHECK(header.metadata.empty());
+    }
+}
+
+TEST_CASE("safetensors header: a plain header gives the same tensors and errors in parts of any size") {
+    std::vector<std::string> entries;
+    for (int i = 0; i < 40; ++i) {
+        // names with everything that a cut looks for
+        const std::string name =
+            std::vector<std::string>{"a", "},", "{}", ",", "x},y", ": {"}[static_cast<std::size_t>(i % 6)] +
+            std::to_string(i);
+        const std::string at = std::to_string(4 * i) + (i % 3 == 0 ? " , " : ",") + std::to_string(4 * i + 4);
+        entries.push_back(entry(name, "F32", "[1]", "[" + at + "]"));
+    }
+    const std::string metadata = R"("__metadata__":{"format":"pt","b},":"c},"})";
+    const auto outcome_of = [&](const std::string& json, std::size_t part_bytes) {
+        const std::string file = file_of(json, std::string(160, 'x'));
+        return safetensors_header_invariants::outcome_of([&] {
+            return pinflow::detail::parse_safetensors_bytes(
+                as_bytes(file), file.size(), pinflow::detail::safetensors_metadata::kept, part_bytes);
+        });
+    };
+    const auto with = [&](std::size_t index, std::string text) {
+        std::vector<std::string> changed = entries;
+        changed.insert(changed.begin() + static_cast<std::ptrdiff_t>(index), metadata);
+        changed[39] = std::move(text);
+        return changed;
+    };
+    std::vector<std::string> two_types = with(0, entry("p", "F99", "[1]", "[152,156]"));
+    two_types[21] = entry("q", "F98", "[1]", "[80,84]");
+    for (const std::string_view comma : {",", " ,\n ", ", "}) {
+        for (const auto& [parts, error] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+                 {with(0, entries[38]), ""},
+                 {with(17, entries[38]), ""},
+                 {with(20, metadata), "__metadata__ twice"},
+                 {with(20, entry("a0", "F32", "[1]", "[152,156]")), "two tensors named 'a0'"},
+                 {two_types, "'F98'"},
+                 {with(0, entries[38] + "}"), "not valid JSON"}}) {
+            CAPTURE(error);
+            const std::string json = fmt::format("{{{}}}", fmt::join(parts, comma));
+            const auto whole = outcome_of(json, std::size_t{1} << 20);
+            CHECK(whole.error.empty() == error.empty());
+            CHECK(contains(whole.error, error));
+            for (std::size_t part_bytes = 1; part_bytes < 300; part_bytes += 1 + part_bytes / 4) {
+                CAPTURE(part_bytes);
+                const auto cut = outcome_of(json, part_bytes);
+                CHECK(cut.error == whole.error);
+                CHECK(cut.header.tensors == whole.header.tensors);
+                CHECK(cut.header.metadata == whole.header.metadata);
+                const auto ignore = [](pinflow::safetensors_entry&) {};
+                if (!error.empty()) continue;
+                CHECK(pinflow::detail::parse_plain_header(json, ignore, part_bytes).has_value());
+            }
+        }
     }
 }
 
