@@ -44,7 +44,7 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
                                            to_string(tensor.shape)));
     job.shape[slice.axis] = slice.end - slice.begin;
     // strides of an array without elements count lengths of 0 as 1
-    const auto strides = c_strides_bytes(tensor.shape, job.stored_type.size_bytes());
+    const auto strides = c_strides_bytes(tensor.shape, tensor.dtype.size_bytes());
     const auto index_bytes = static_cast<std::uint64_t>(strides[slice.axis]);
     job.run_count = 1;
     for (std::size_t axis = 0; axis < slice.axis; ++axis)
@@ -60,21 +60,21 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
 
 load_job job_of(const opened_tensors& opened, const found_request& request) {
     const tensor_description& tensor = opened.descriptions[request.tensor];
-    const pinflow::dtype& stored = tensor.dtype;
     load_job job{.tensor = request.tensor,
-                 .stored_type = stored,
-                 .type = request.dtype.value_or(stored),
                  .shape = tensor.shape,
                  .run_bytes = tensor.size_bytes,
                  .destination = request.destination};
-    if (!can_cast(job.stored_type, job.type))
-        throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
-                                           job.stored_type.descr(), job.type.descr()));
+    if (request.dtype && !(*request.dtype == tensor.dtype)) {
+        if (!can_cast(tensor.dtype, *request.dtype))
+            throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
+                                               tensor.dtype.descr(), request.dtype->descr()));
+        job.cast = request.dtype;
+    }
     if (request.slice) set_slice(job, opened, *request.slice);
-    if (!multiply(element_count(job.shape), job.type.size_bytes(), job.size_bytes))
+    const pinflow::dtype& type = type_of(opened, job);
+    if (!multiply(element_count(job.shape), type.size_bytes(), job.size_bytes))
         throw invalid_argument(fmt::format("{} of shape {} is too large for elements of {}",
-                                           label_of(opened, job.tensor), to_string(job.shape),
-                                           job.type.descr()));
+                                           label_of(opened, job.tensor), to_string(job.shape), type.descr()));
     return job;
 }
 
@@ -100,18 +100,26 @@ class planner {
         if (is_mapped) {
             plan_.mapped_bytes += job.size_bytes;
         } else if (!is_raw) {
-            if (job.type.size_bytes() > load_unit_bytes && device_.kind() != device_kind::host)
+            const std::uint64_t element_bytes = type_of(opened_, job).size_bytes();
+            if (element_bytes > load_unit_bytes && device_.kind() != device_kind::host)
                 throw unsupported(
                     fmt::format("cannot load {} to a GPU: each of its elements has {} bytes, and at most {} "
                                 "can be decoded",
-                                label_of(opened_, job.tensor), job.type.size_bytes(), load_unit_bytes));
+                                label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
             decoded_.push_back({plan_.pieces.size(), 1, true});
             plan_.pieces.push_back({index, 0, job.size_bytes, 0});
         } else if (job.size_bytes >= min_own_block_bytes) {
-            for (std::uint64_t begin = 0; begin < job.size_bytes; begin += load_unit_bytes) {
+            for (std::uint64_t begin = 0; begin < job.size_bytes;) {
+                const std::uint64_t left = job.size_bytes - begin;
+                // no last piece is too short for the copy engine
+                const bool leaves_short =
+                    left > load_unit_bytes && left - load_unit_bytes < link_profile().min_copied_bytes;
+                const std::uint64_t size_bytes =
+                    leaves_short ? load_unit_bytes / 2 : std::min(load_unit_bytes, left);
                 auto& units = is_contiguous ? plan_.copyable : plan_.others;
                 units.push_back({plan_.pieces.size(), 1, false});
-                plan_.pieces.push_back({index, begin, std::min(load_unit_bytes, job.size_bytes - begin), 0});
+                plan_.pieces.push_back({index, begin, size_bytes, 0});
+                begin += size_bytes;
             }
         } else {
             small_.push_back(index);
@@ -170,8 +178,9 @@ class planner {
     bool can_be_mapped(const load_job& job) const {
         const file_position place = position_of(opened_, job);
         if (device_.kind() != device_kind::host || raw_bytes_[place.file] < min_mapped_bytes) return false;
-        const bool is_complex = job.type.kind() == dtype_kind::complex;
-        const std::uint64_t alignment = is_complex ? job.type.size_bytes() : job.type.swap_size_bytes();
+        const pinflow::dtype& type = type_of(opened_, job);
+        const bool is_complex = type.kind() == dtype_kind::complex;
+        const std::uint64_t alignment = is_complex ? type.size_bytes() : type.swap_size_bytes();
         return is_multiple(place.offset_bytes, std::max<std::uint64_t>(alignment, 1));
     }
 

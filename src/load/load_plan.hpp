@@ -103,9 +103,9 @@ class loaded_block {
 
 /// One tensor of a load. Bytes are counted in C order.
 struct load_job {
-    std::size_t tensor = 0;        ///< index in opened_tensors
-    pinflow::dtype stored_type;    ///< little-endian
-    pinflow::dtype type;           ///< as delivered
+    std::size_t tensor = 0;  ///< index in opened_tensors
+    /// The type as delivered, if it is not the stored one.
+    std::optional<pinflow::dtype> cast = std::nullopt;
     shape_vector shape;            ///< of the slice
     std::uint64_t size_bytes = 0;  ///< as delivered
     // the slice in the stored elements: run_count runs of run_bytes, stride_bytes apart, from first_bytes on
@@ -118,8 +118,17 @@ struct load_job {
     std::size_t block = 0;
     std::uint64_t block_offset_bytes = 0;
 
-    bool is_cast() const { return !(stored_type == type); }
+    bool is_cast() const { return cast.has_value(); }
 };
+
+/// The type of a job's elements in the file, but little-endian.
+inline const dtype& stored_type_of(const opened_tensors& opened, const load_job& job) {
+    return opened.descriptions[job.tensor].dtype;
+}
+/// The type as delivered.
+inline const dtype& type_of(const opened_tensors& opened, const load_job& job) {
+    return job.cast ? *job.cast : stored_type_of(opened, job);
+}
 
 /// A part of a tensor within a unit.
 struct load_piece {

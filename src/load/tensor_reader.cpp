@@ -47,11 +47,13 @@ const thread_descriptor& tensor_reader::descriptor_of(std::size_t file) {
 
 void tensor_reader::read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination) {
     if (!job.is_cast()) return read_stored(job, begin_bytes, destination);
-    const std::uint64_t count = destination.size() / job.type.size_bytes();
-    const std::uint64_t stored_bytes = job.stored_type.size_bytes();
+    const dtype& stored_type = stored_type_of(opened_, job);
+    const std::uint64_t element_bytes = job.cast->size_bytes();
+    const std::uint64_t count = destination.size() / element_bytes;
+    const std::uint64_t stored_bytes = stored_type.size_bytes();
     std::byte* const stored = cast_scratch_.reserve(count * stored_bytes);
-    read_stored(job, begin_bytes / job.type.size_bytes() * stored_bytes, {stored, count * stored_bytes});
-    cast_elements(job.stored_type, stored, job.type, destination.data(), count);
+    read_stored(job, begin_bytes / element_bytes * stored_bytes, {stored, count * stored_bytes});
+    cast_elements(stored_type, stored, *job.cast, destination.data(), count);
 }
 
 void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
@@ -132,11 +134,12 @@ void tensor_reader::begin_decoding(const load_job& job) {
 
 void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destination) {
     if (!job.is_cast()) return decode_stored(job, destination);
-    const std::uint64_t count = destination.size() / job.type.size_bytes();
-    const std::uint64_t stored_bytes = count * job.stored_type.size_bytes();
+    const dtype& stored_type = stored_type_of(opened_, job);
+    const std::uint64_t count = destination.size() / job.cast->size_bytes();
+    const std::uint64_t stored_bytes = count * stored_type.size_bytes();
     std::byte* const stored = cast_scratch_.reserve(stored_bytes);
     decode_stored(job, {stored, stored_bytes});
-    cast_elements(job.stored_type, stored, job.type, destination.data(), count);
+    cast_elements(stored_type, stored, *job.cast, destination.data(), count);
 }
 
 void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> destination) {

@@ -51,7 +51,7 @@ class tensor_reader {
                 NextBuffer next_buffer, Take take) {
         stopped_ = &stopped;
         begin_decoding(job);
-        const std::uint64_t element_bytes = job.type.size_bytes();
+        const std::uint64_t element_bytes = type_of(opened_, job).size_bytes();
         const std::uint64_t whole_bytes =
             std::max(piece_bytes / element_bytes * element_bytes, element_bytes);
         for (std::uint64_t begin = 0; begin < job.size_bytes; begin += whole_bytes) {
