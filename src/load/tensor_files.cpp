@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -31,8 +32,8 @@ using detail::quote;
 struct listed_file {
     std::shared_ptr<const input_file> file;
     file_format format = file_format::npy;
-    std::vector<array_listing> arrays;
-    std::map<std::string, std::string> metadata;
+    safetensors_header header;          ///< of a safetensors file
+    std::vector<array_listing> arrays;  ///< of any other file
 };
 
 listed_file list_file(const std::filesystem::path& path) {
@@ -40,19 +41,7 @@ listed_file list_file(const std::filesystem::path& path) {
     listed.file = std::make_shared<const input_file>(path);
     listed.format = format_of(path);
     if (listed.format == file_format::safetensors) {
-        safetensors_header header =
-            detail::read_safetensors_header(*listed.file, detail::safetensors_metadata::kept);
-        listed.metadata = std::move(header.metadata);
-        listed.arrays.reserve(header.tensors.size());
-        for (safetensors_entry& tensor : header.tensors) {
-            array_listing& array = listed.arrays.emplace_back();
-            if (!tensor.dtype) array.reason = detail::unsupported_reason(tensor);
-            array.name = std::move(tensor.name);
-            array.dtype = std::move(tensor.dtype);
-            array.shape = std::move(tensor.shape);
-            array.offset_bytes = tensor.offset_bytes;
-            array.size_bytes = tensor.size_bytes;
-        }
+        listed.header = detail::read_safetensors_header(*listed.file, detail::safetensors_metadata::kept);
     } else {
         listed.arrays = list_arrays(path);
     }
@@ -117,29 +106,49 @@ void check_names(const opened_tensors& opened) {
     }
 }
 
+/// Adds a tensor that cannot be loaded. @throws invalid_argument if another one has its name.
+void add_refused(opened_tensors& opened, std::size_t file, std::string name, const std::string& why) {
+    const std::string reason = fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
+                                           quote(opened.paths[file].string(), detail::max_shown_path), why);
+    if (opened.refused.empty()) opened.first_refused = name;
+    const auto [other, is_new] = opened.refused.emplace(std::move(name), detail::refusal{file, reason});
+    if (!is_new) refuse_second(opened.paths, other->first, other->second.file, file);
+}
+
 std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path> paths) {
     if (paths.empty()) throw invalid_argument("cannot load tensors of no files");
     auto opened = std::make_shared<opened_tensors>();
-    std::vector<listed_file> listed = list_files(paths);
+    for (const std::filesystem::path& path : paths) {
+        // without a working directory there is no absolute path
+        std::error_code no_folder;
+        std::filesystem::path absolute = std::filesystem::absolute(path, no_folder);
+        opened->absolute_paths.push_back(no_folder ? path : std::move(absolute));
+    }
+    opened->paths = std::move(paths);
+    std::vector<listed_file> listed = list_files(opened->paths);
     std::size_t count = 0;
     for (const listed_file& file : listed)
-        count += file.arrays.size();
+        count += file.header.tensors.size() + file.arrays.size();
     opened->descriptions.reserve(count);
     opened->stored.reserve(count);
-    for (std::size_t i = 0; i < paths.size(); ++i) {
+    for (std::size_t i = 0; i < listed.size(); ++i) {
         opened->files.push_back(listed[i].file);
-        opened->metadata.merge(listed[i].metadata);
+        opened->metadata.merge(listed[i].header.metadata);
+        for (safetensors_entry& tensor : listed[i].header.tensors) {
+            if (tensor.dtype) {
+                opened->stored.push_back({i, false, tensor.offset_bytes});
+                opened->descriptions.push_back({std::move(tensor.name), std::move(*tensor.dtype),
+                                                std::move(tensor.shape), i, tensor.size_bytes});
+            } else {
+                const std::string reason = detail::unsupported_reason(tensor);
+                add_refused(*opened, i, std::move(tensor.name), reason);
+            }
+        }
         for (array_listing& array : listed[i].arrays) {
             const bool is_npy = listed[i].format == file_format::npy;
-            std::string name = is_npy ? paths[i].stem().string() : std::move(array.name);
+            std::string name = is_npy ? opened->paths[i].stem().string() : std::move(array.name);
             if (!array.dtype) {
-                const std::string reason =
-                    fmt::format("cannot load {} of {}: {}", quote(name, detail::max_label_name),
-                                quote(paths[i].string(), detail::max_shown_path), array.reason);
-                if (opened->refused.empty()) opened->first_refused = name;
-                const auto [other, is_new] =
-                    opened->refused.emplace(std::move(name), detail::refusal{i, reason});
-                if (!is_new) refuse_second(paths, other->first, other->second.file, i);
+                add_refused(*opened, i, std::move(name), array.reason);
                 continue;
             }
             opened->stored.push_back({i, is_npy, raw_offset(array, *listed[i].file)});
@@ -149,9 +158,6 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
                 {std::move(name), std::move(type), std::move(array.shape), i, array.size_bytes});
         }
     }
-    for (const std::filesystem::path& path : paths)
-        opened->absolute_paths.push_back(std::filesystem::absolute(path));
-    opened->paths = std::move(paths);
     // the reader of safetensors headers has compared the names of a file
     const bool may_be_equal = listed.size() > 1 || listed[0].format != file_format::safetensors;
     if (may_be_equal) check_names(*opened);
@@ -272,7 +278,8 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
         detail::load_run run(*opened_, plan, device, options);
         run.allocate();
         for (const detail::load_job& job : plan.jobs) {
-            device_tensor tensor(opened_->descriptions[job.tensor].name, job.type, job.shape, device);
+            device_tensor tensor(opened_->descriptions[job.tensor].name, detail::type_of(*opened_, job),
+                                 job.shape, device);
             tensor.size_bytes_ = job.size_bytes;
             if (job.size_bytes != 0) {
                 tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
