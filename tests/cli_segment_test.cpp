@@ -141,6 +141,19 @@ TEST_CASE("pin: the arrays of a file become NAME/ARRAY, and list names them") {
     CHECK(digest_of_stream({one.file()}) == digest_of_stream({path + ":labels"}));
 }
 
+TEST_CASE("list: a file that is no segment is not counted as one") {
+    const temporary_folder folder;
+    const own_segment segment("good"), other("other");
+    write_npy(folder / "a.npy", numbered_rows(10).view());
+    REQUIRE(run_tool({"pin", folder / "a.npy", segment.name()}).status == 0);
+    const std::filesystem::path stray = segment_folder() / other.name();
+    write_bytes(stray, std::as_bytes(std::span("no segment")));
+    const tool_result listed = run_tool({"list"});
+    std::filesystem::remove(stray);
+    CHECK(listed.status == 0);
+    CHECK(contains_all(listed.output, {segment.name(), other.name(), " with a problem, "}));
+}
+
 TEST_CASE("pin: a pattern is one array, and with --stack each file is a row") {
     const temporary_folder folder;
     const own_segment rows("rows");

@@ -104,9 +104,13 @@ std::string as_text(const std::vector<segment_info>& listed) {
         }
         rows.push_back(std::move(row));
     }
+    const std::size_t problems = listed.size() - static_cast<std::size_t>(std::ranges::count_if(
+                                                     listed, &std::string::empty, &segment_info::problem));
+    std::string counts = readable_count(listed.size() - problems, "segment", "segments");
+    if (problems > 0)
+        counts += ", " + readable_count(problems, "file with a problem", "files with a problem");
     std::string text =
-        fmt::format("{}: {}, {}\n", segment_folder().string(),
-                    readable_count(listed.size(), "segment", "segments"), readable_size(total_bytes));
+        fmt::format("{}: {}, {}\n", segment_folder().string(), counts, readable_size(total_bytes));
     if (listed.empty()) return text;
     std::array<std::size_t, 5> widths{};
     for (const table_row& row : rows) {
