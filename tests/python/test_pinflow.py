@@ -361,13 +361,13 @@ class LoaderTest(Folder):
         with self.assertRaises(pinflow.DataChanged):
             for _ in range(250):
                 next(loop)
+        with self.assertRaises(StopIteration):
+            next(loop)
         os.truncate(path, was.st_size)  # the same file again, as far as one can tell
         os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
         state = loader.state_dict()
         self.assertEqual(state["epoch"], 0)
-        with self.assertRaises(StopIteration):
-            next(loop)
-        self.assertEqual(loader.state_dict(), state)
+        self.assertGreater(state["position"], 0)
 
     def test_the_state_after_a_wrong_row_of_an_order_stays(self):
         class Wrong:

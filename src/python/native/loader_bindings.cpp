@@ -299,6 +299,11 @@ void bind_loaders(nb::module_& module) {
         .def_prop_ro("device", [](const python_loader& self) { return self.valid()->device().name(); })
         .def_prop_ro("gpu", [](const python_loader& self) { return gpu_of(self.valid()->device()); })
         .def_prop_ro("row_count", [](const python_loader& self) { return self.valid()->row_count(); })
+        .def_prop_ro("has_delivered_all",
+                     [](const python_loader& self) {
+                         const std::shared_ptr<loader> own = self.valid();
+                         return own->report().batches == own->batch_total();
+                     })
         .def_prop_ro("batches_per_epoch",
                      [](const python_loader& self) { return self.valid()->batches_per_epoch(); });
     module.def("make_loader", &make_loader, nb::arg("arrays"), nb::arg("options"));

@@ -224,7 +224,8 @@ class _Loop(Generic[_Made]):
                         "has loaded a state")
         gpu = loader._gpu
         batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
-        if batch is None and not loader._has_delivered(self._epoch):  # an earlier error or `close` has ended it
+        # an error, thrown before, or `close` has ended the epoch
+        if batch is None and (loader._closed or not loader._loader.has_delivered_all):
             self._turn, self._is_over = None, True
             raise StopIteration
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
@@ -389,10 +390,6 @@ class Loader:
 
     def _end_epoch(self) -> None:
         self._is_between = True
-
-    def _has_delivered(self, epoch: int) -> bool:
-        """Whether the native loader, whose `next` has returned nothing, has delivered all of an epoch."""
-        return not self._closed and bool(json.loads(self._loader.state())["epoch"] > epoch)
 
     def _restart(self, start: Dict[str, Any]) -> None:
         """Replaces the native loader. If the new one cannot be made, the old one stays."""
