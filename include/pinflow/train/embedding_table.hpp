@@ -173,7 +173,8 @@ class embedding_table {
     /// host needs memory for the old and the new table, and the device for two row_exchanges. Waits and
     /// forgets as write_weights.
     /// @throws invalid_argument for fewer rows, and while leases are held; unsupported for a table with
-    /// `storage`; system_failure or device_error if memory is short. Nothing has changed then.
+    /// `storage`; system_failure or device_error if memory is short. The table
+    /// has not changed then.
     void grow(std::uint64_t row_count);
 
     /// Writes the weights of all rows as a .npy file of the shape (row_count, columns), atomically, with some
@@ -185,7 +186,8 @@ class embedding_table {
     /// .npy files lack that type. Rows keep their state and number of steps. Waits and forgets as
     /// write_weights.
     /// @throws as `open`; invalid_argument for another shape, and while leases are held; unsupported for
-    /// other types. If reading fails midway, some rows have new weights.
+    /// other types; data_changed if the file is modified meanwhile. If reading fails midway, some rows have
+    /// new weights.
     void import_weights(const std::filesystem::path& path);
 
     /// Writes weights, state and numbers of steps as safetensors, atomically, with the name of the rule. The
@@ -198,7 +200,8 @@ class embedding_table {
     /// interruption. Waits and forgets as write_weights.
     /// @throws state_mismatch if rule, type or shape differ, unsupported for tensors of a type that pinflow
     /// lacks, invalid_argument while leases are held; then nothing has changed.
-    /// @throws format_error, system_failure; if reading fails midway, the table is part old, part new.
+    /// @throws format_error, data_changed, system_failure; if reading fails midway, the table is part old,
+    /// part new.
     void load(const std::filesystem::path& path);
     /// Waits until all commits are written.
     /// @throws device_error; what reading or writing the rows has thrown.
