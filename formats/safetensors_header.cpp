@@ -322,8 +322,8 @@ void check_names(const std::vector<safetensors_entry>& tensors) {
     // most files have the names in order
     if (std::ranges::adjacent_find(tensors, std::greater_equal{}, &safetensors_entry::name) == tensors.end())
         return;
-    // a hash table with linear probing: each place holds the hash of a name, and the tensor's number from 1
-    // on
+    // a hash table with linear probing: a place holds the hash of a name, and the tensor's index plus 1 (0:
+    // the place is free)
     struct place {
         std::uint64_t hash = 0;
         std::size_t number = 0;

@@ -44,7 +44,7 @@ safetensors_header parse_safetensors_text(safetensors_text::piece_source next_pi
                                           safetensors_metadata wanted);
 
 /// The same for bytes that hold the whole header, including its length.
-/// @param part_bytes see parse_plain_header
+/// @param part_bytes as in parse_plain_header.
 /// @throws as parse_safetensors_text, and as safetensors_data_offset_bytes.
 safetensors_header parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
                                            safetensors_metadata wanted,

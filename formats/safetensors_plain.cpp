@@ -132,8 +132,8 @@ bool read_tensor(plain_text& text, safetensors_entry& tensor) {
 
 // ---- parts of a header ------------------------------------------------------------------------------------
 
-/// Cuts the text behind commas between tensors, so that parts have some `part_bytes`. Relies on the text
-/// being plain; if it is not, no part that begins or ends elsewhere is.
+/// Cuts the text behind commas between tensors, into parts of some `part_bytes`. Finds these commas only if
+/// the text is plain. If it is not, it may be cut elsewhere; then read_part refuses at least one part.
 std::vector<std::string_view> parts_of(std::string_view json, std::size_t part_bytes) {
     std::vector<std::string_view> parts;
     while (json.size() > part_bytes) {
@@ -156,7 +156,7 @@ struct plain_part {
     bool is_plain = false;
     std::vector<safetensors_entry> tensors;
     std::optional<std::map<std::string, std::string>> metadata;
-    std::exception_ptr failure;  ///< the first one of `complete`
+    std::exception_ptr failure;  ///< what `complete` has thrown first
 };
 
 /// Reads tensors, and the metadata, up to the end of the part.

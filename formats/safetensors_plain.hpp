@@ -14,8 +14,10 @@ inline constexpr std::size_t plain_part_bytes = std::size_t{64} << 10;
 /// Parses the JSON of a header as known writers usually make it: ASCII, strings without escapes, a tensor
 /// with its three keys, and at most 64 KiB of metadata. With one thread, four times as fast as the JSON
 /// library.
-/// @param complete called for each tensor, by several threads, with the two data_offsets as `offset_bytes`
-/// and `size_bytes`. If it throws, the exception of the first tensor in the header is thrown.
+/// @param complete called for each tensor, with the two data_offsets as `offset_bytes` and `size_bytes`.
+/// Several threads call it at once if there are several parts. If it throws for tensors of a plain header,
+/// the exception for the one that comes first in the header is thrown.
+/// @param part_bytes a longer header is parsed in parts of about this size.
 /// @return nothing for any other header, valid or not. Names may occur twice.
 std::optional<safetensors_header> parse_plain_header(std::string_view json,
                                                      void (*complete)(safetensors_entry& tensor),
