@@ -173,8 +173,7 @@ class embedding_table {
     /// host needs memory for the old and the new table, and the device for two row_exchanges. Waits and
     /// forgets as write_weights.
     /// @throws invalid_argument for fewer rows, and while leases are held; unsupported for a table with
-    /// `storage`; system_failure or device_error if memory is short. The table
-    /// has not changed then.
+    /// `storage`; system_failure or device_error if memory is short. The table has not changed then.
     void grow(std::uint64_t row_count);
 
     /// Writes the weights of all rows as a .npy file of the shape (row_count, columns), atomically, with some
