@@ -10,8 +10,9 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The most memory that is allocated and not yet filled by the threads. While CUDA allocates, threads cannot
-/// enqueue copies, so making all allocations at once would leave the link idle.
+/// If more of the allocated memory than this is not filled yet, the next allocation waits for the threads.
+/// While CUDA allocates, threads cannot enqueue copies, so making all allocations at once would leave the
+/// link idle.
 constexpr std::uint64_t max_ahead_bytes = std::uint64_t{512} << 20;
 constexpr std::chrono::microseconds allocation_interval{200};
 

@@ -42,8 +42,9 @@ struct refusal {
 
 /// What tensor_files holds.
 struct opened_tensors {
-    std::vector<std::filesystem::path> paths;              ///< as they were given, for messages
-    std::vector<std::filesystem::path> absolute_paths;     ///< to open the files again
+    std::vector<std::filesystem::path> paths;  ///< as they were given, for messages
+    /// To open the files again. As they were given if the process has no working directory.
+    std::vector<std::filesystem::path> absolute_paths;
     std::vector<std::shared_ptr<const input_file>> files;  ///< for each path
     std::vector<tensor_description> descriptions;
     std::vector<stored_tensor> stored;                 ///< for each description
