@@ -11,7 +11,8 @@ file at every multiple of 64 bytes, or at N of these). Runs `pinflow inspect FIL
 - Exit status 0: nothing on standard error, and one JSON object on standard output. The digest is that
   of the undamaged file, or of what h5py reads from the damaged one. The latter is right if the damage hit data without
   a checksum, or turned a number, byte order or fill value of the metadata into another valid one. (If the damage has
-  made the dataset larger than LARGEST bytes, it is not streamed: all of its rows, or their fill values, would come.)
+  made the dataset larger than LARGEST bytes, it is not streamed: that would deliver all of these bytes, if only as fill
+  values.)
 - Data that only libhdf5 can decode is never made up. libhdf5 itself may read past the end of what is stored, or
   leave parts of a chunk uninitialized. So if the tool succeeds with changed data, the tool and h5py must read the same
   whatever free memory was filled with. (How often h5py makes up what the tool refuses is counted.)

@@ -17,8 +17,8 @@ struct scenario {
     step run;
     /// Prepares `outputs`, without faults.
     step prepare = [](const std::filesystem::path&, const std::filesystem::path&) {};
-    /// Whether a run that fails may have printed its result: what was streamed before a state could not be
-    /// saved.
+    /// Whether a run may fail after it has printed its result: `stream` prints it even if the state cannot be
+    /// saved, and the first command of "resume" prints before the second fails.
     bool prints_before_failing = false;
     /// Whether its result reports a failure that does not stop it: that an array cannot be mapped.
     bool prints_hidden_failures = false;
