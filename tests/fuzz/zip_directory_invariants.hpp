@@ -48,7 +48,7 @@ inline std::string broken_for(const pinflow::detail::zip_entry& entry,
     const auto member = pinflow::detail::begin_npz_member(entry, read, 16);
     if (member.data_offset_bytes > entry.end_bytes ||
         entry.compressed_bytes > entry.end_bytes - member.data_offset_bytes) {
-        return "the data reaches past what follows it";
+        return "the data reaches into what follows it";
     }
     if (member.header.data_offset_bytes > entry.size_bytes ||
         member.payload_bytes != entry.size_bytes - member.header.data_offset_bytes) {
