@@ -264,7 +264,7 @@ TEST_CASE(
                     "indices must be in host memory"));
                 continue;
             }
-            // a call that is waited for throws itself
+            // gather and scatter wait for their call, and throw its error
             std::string reason =
                 message_of<invalid_argument>([&] { with.exchange.gather(list.get(), with.rows.data()); });
             CHECK(reason.starts_with("rows of a table in memory were not gathered: "));

@@ -155,7 +155,7 @@ std::vector<Integer> interesting_integers() {
     return result;
 }
 
-/// The definition: the nearest number that `Integer` has to the one without its fraction.
+/// By definition: the number without its fraction, clamped to the limits of `Integer`; 0 for a NaN.
 template <typename Integer>
 Integer truncated_by_definition(wide number) {
     if (std::isnan(number)) return 0;

@@ -18,7 +18,8 @@ constexpr const char* every_variable[] = {"RANK",         "WORLD_SIZE",  "OMPI_C
                                           "PMI_RANK",     "PMI_SIZE",    "OMPI_COMM_WORLD_SIZE",
                                           "SLURM_PROCID", "SLURM_NTASKS"};
 
-/// These variables and none of the other launchers', for its lifetime; then what was there before.
+/// Sets these variables and unsets all others of `every_variable`. The destructor restores what was there
+/// before.
 class environment {
  public:
     explicit environment(const std::map<std::string, std::string>& variables) {

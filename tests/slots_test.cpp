@@ -597,7 +597,7 @@ TEST_CASE("slots: undoing a lease moves `reached` back to its batch, and leasing
     CHECK(reached() == 3);
     CHECK(pool->collected().batches == 3);
     CHECK(pool->collected().ready_sum == 3 + 2 + 1);  // as each was leased the last time
-    // one consumer gets the end, and then a batch comes again: time continues
+    // if a batch is undone after `lease` has returned null, the delivery has not ended, and `wall` continues
     CHECK(pool->lease() == nullptr);
     CHECK(pool->collected().ended);
     third->undo();

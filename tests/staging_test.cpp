@@ -72,7 +72,7 @@ TEST_CASE("staging: all streams begin behind the user's, which continues behind 
         std::atomic<int> before = 0;
         std::atomic<int> begun = 0;
         std::atomic<int> ended = 0;
-        int ended_before = 0;  // the user's stream went on
+        int ended_before = 0;  // `ended` when the user's stream continued
         gate first;
         gate last;
         hold(user, first);
@@ -129,7 +129,7 @@ TEST_CASE("staging: a ring goes to the stream that used it last, and to another 
         staging_rings rings;
         CHECK_FALSE(rings.has_some());
         rings.reserve(device, 64, 2, nullptr);
-        rings.reserve(device, 64, 2, nullptr);  // there are some
+        rings.reserve(device, 64, 2, nullptr);  // does nothing: there are rings
         CHECK(rings.has_some());
         gate gate;
         hold(first, gate);

@@ -125,7 +125,7 @@ TEST_CASE("event: a wait for its record on one stream stays, even if it is then 
     });
 }
 
-TEST_CASE("event: may be destroyed while its mark is still ahead") {
+TEST_CASE("event: may be destroyed before its stream has reached the record") {
     on_each_device([](const device& device) {
         const stream recorder(device);
         const stream waiter(device);

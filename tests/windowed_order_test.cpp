@@ -207,7 +207,8 @@ TEST_CASE("windowed: every row comes at every position equally often, those of a
 }
 
 TEST_CASE("windowed: the chunks that share a window are random across epochs and seeds") {
-    // 64 chunks of 2 rows in 4 windows: the windows of two chunks, and of one chunk in two epochs or seeds
+    // 64 chunks of 2 rows in 4 windows. Counts pairs of windows: those of two chunks, and those of one chunk
+    // in two epochs or with two seeds.
     constexpr std::uint64_t trials = 20'000;
     const auto window_of = [](const row_list& rows, std::uint64_t row) {
         return static_cast<std::uint64_t>(std::ranges::find(rows, row) - rows.begin()) / 32;
@@ -260,7 +261,8 @@ TEST_CASE("windowed: rows that are neighbours in the data are anywhere within th
 }
 
 TEST_CASE("windowed: the first rows of a window do not predict the next window") {
-    // two windows of 16 chunks of 32 rows: the distance, within their chunks, between the first rows of both
+    // Two windows of 16 chunks of 32 rows. Takes the first row of each window, and counts the distances of
+    // their positions within their chunks.
     const auto sampler = sampler::windowed(1024, 23, 512);
     row_list distances(32);
     for (std::uint64_t epoch = 0; epoch < distances.size() * 500; ++epoch) {

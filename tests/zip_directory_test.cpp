@@ -311,7 +311,7 @@ TEST_CASE("zip directory: refuses a false end record") {
         CAPTURE(c.value);
         CHECK(contains(refusal(made.bytes), c.sentence));
     }
-    // fewer members than room for them
+    // the directory has one member, and the bytes for two
     archive made = zip_bytes::make({{.name = std::string(60, 'a'), .content = "b"}});
     put(made.bytes, made.end + 8, 0x0002'0002, 4);
     CHECK(contains_all(refusal(made.bytes), {"directory has 1 members", "end record declares 2"}));

@@ -16,7 +16,8 @@ using pinflow::detail::zip_inflater;
 using pinflow::detail::zip_member_reader;
 using zip_bytes::reader;
 
-/// "abcabcabcabcabc", compressed by zlib with fixed codes: what stored blocks do not show.
+/// "abcabcabcabcabc", compressed by zlib with fixed Huffman codes: zip_bytes::deflate makes stored blocks
+/// only.
 constexpr std::string_view fixed_codes("\x4b\x4c\x4a\x4e\x44\x42\x00", 7);
 constexpr std::string_view fixed_codes_content = "abcabcabcabcabc";
 
