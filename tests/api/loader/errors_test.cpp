@@ -158,7 +158,7 @@ TEST_CASE("errors: a user's order that gives a row past the end is reported, and
     });
 }
 
-TEST_CASE("errors: a source that says it has changed ends the loader, without any file") {
+TEST_CASE("errors: a source without files that throws data_changed ends the loader") {
     for_routes_of_own_rows([](const loader_options& options) {
         const auto source = std::make_shared<scripted_rows>(total_rows);
         std::atomic<bool> changed = false;
