@@ -146,7 +146,7 @@ TEST_CASE("rows: many rows pass through small staging buffers without overwritin
     });
 }
 
-TEST_CASE("rows: memory left by an earlier call is not taken for a row") {
+TEST_CASE("rows: what an earlier call has left in memory is not delivered as a row") {
     on_each_route([](const device& device, row_route route) {
         std::mt19937_64 random(6);
         const auto content = random_bytes(std::size_t{100} * 8, random);
