@@ -14,7 +14,8 @@
 #include "pinflow/device.hpp"
 #include "pinflow/stream.hpp"
 
-/// More than any test registers. With it, all memory that is left may be registered, not three quarters.
+/// A pin budget above what any test registers. With it, all of the memory left may be registered. By default,
+/// three quarters may.
 inline constexpr std::uint64_t generous_pin_budget = std::uint64_t{64} << 30;
 
 /// Runs `body(device)` on the host, and on the first CUDA device if there is one.
