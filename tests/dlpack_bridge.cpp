@@ -21,7 +21,7 @@ namespace {
 
 thread_local std::string last_error;
 
-/// What Python's None is as a stream.
+/// Stands for Python's None as a stream: ctypes passes a number.
 constexpr std::int64_t none = std::numeric_limits<std::int64_t>::min();
 
 template <typename Function>
@@ -54,7 +54,8 @@ const char* bridge_error() {
     return last_error.c_str();
 }
 
-/// A loader of shuffled rows, or of rows in order that are views if `in_order`.
+/// Makes a loader. If `in_order`, rows come in the order of the file, and batches are views of its mapping.
+/// Otherwise, rows are shuffled.
 void* bridge_open(const char* path, const char* device, bool in_order, std::uint64_t batch_rows,
                   std::uint64_t epochs, unsigned slots) {
     return caught([&]() -> void* {

@@ -202,7 +202,7 @@ TEST_CASE("element_stream: contiguous elements are read at once, in any order") 
     CHECK(reads(f4, {}, true, 0) == 1);
     CHECK(reads(f4, {0, 80}, true, 0) == 0);
     CHECK(reads(f4, {100, 80}, true, mebibyte) == 1);
-    // half of the rows at a time: the other half of each column is too small to be stepped over
+    // half of the rows at a time: the other half of each column is a short gap, which is read too
     CHECK(reads(f4, {256, 100}, true, 0) == 2);
     // columns of 64 KiB, of which a block holds an eighth: 2 KiB at a time would be 32 * 8 reads
     CHECK(reads(f4, {16'384, 8}, true, (512 << 10) + (64 << 10)) == 8 * 8);

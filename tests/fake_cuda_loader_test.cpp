@@ -462,7 +462,8 @@ TEST_CASE("fake CUDA loader: a file that changes is noticed before the next epoc
     }
 }
 
-TEST_CASE("fake CUDA loader: two threads enqueue many copies while the link may soon be idle") {
+TEST_CASE(
+    "fake CUDA loader: two threads enqueue the 256 copies of a group if at most one group is being copied") {
     const temporary_folder folder;
     const numbered_file rows(folder, "rows.npy", 512, words_of_64k);
     locking_backend backend;

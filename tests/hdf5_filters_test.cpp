@@ -102,7 +102,7 @@ byte_vector decoded(const std::vector<hdf5_filter>& filters, std::size_t chunk_b
     return result;
 }
 
-/// Some elements, unshuffled from a chunk that is otherwise left shuffled.
+/// Checks that a chunk can be left shuffled, and any of its elements unshuffled alone.
 void check_parts(const hdf5_pipeline& pipeline, std::uint32_t mask, const byte_vector& stored,
                  const byte_vector& bytes, std::mt19937_64& random) {
     const std::uint64_t element_bytes = pipeline.shuffle_element_bytes(mask);

@@ -119,7 +119,7 @@ void check_rows(const pinflow::row_source& rows, const written_dataset& dataset,
     rows.check_unchanged();
 }
 
-/// All rows where they lie, in the file and in memory.
+/// Checks that the extents contain all rows, in the file and in its mapping.
 void check_extents(const pinflow::row_source& rows, bytes_view expected) {
     std::uint64_t done = 0;
     for (const pinflow::row_extent& extent : rows.extents()) {

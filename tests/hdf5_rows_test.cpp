@@ -60,7 +60,7 @@ row_ids random_rows(std::mt19937_64& random, std::uint64_t count) {
     return ids;
 }
 
-/// The rows that extents hold, read through the mapping and the file.
+/// Checks that the extents contain all rows, in the file and in its mapping.
 void check_extents(const pinflow::row_source& rows, std::span<const std::byte> expected) {
     std::uint64_t done = 0;
     for (const pinflow::row_extent& extent : rows.extents()) {
