@@ -88,9 +88,8 @@ __device__ void end_step(const flat_step& work, const step_start& start) {
 }
 
 template <typename Rule, typename Real>
-__device__ __noinline__ void prepare_block(const flat_step& work, const flat_segment& segment,
+__device__ __noinline__ void prepare_block(const flat_step& work, const rule_numbers& numbers,
                                            const step_start& start, block_step<Rule, Real>& step) {
-    const rule_numbers& numbers = work.buffers.groups[segment.group];
     step.rule = Rule::template prepare<Real>(numbers, start.number);
     step.decay = prepare_decay<Real>(numbers);
     step.change = prepare_change<Real>(work, start.factor);
@@ -104,6 +103,17 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
                                step_start& start) {
     constexpr unsigned states = Rule::state_count;
     const flat_buffers& buffers = work.buffers;
+    // The control and the group's numbers are loaded first: the first update waits for what is prepared of
+    // them. Each thread loads a word, so that the numbers take the time of one load.
+    __shared__ rule_numbers numbers;
+    constexpr unsigned number_words = sizeof(rule_numbers) / sizeof(std::uint64_t);
+    static_assert(number_words <= update_threads && sizeof(rule_numbers) % sizeof(std::uint64_t) == 0);
+    std::uint64_t word = 0;
+    if (threadIdx.x < number_words)
+        word = reinterpret_cast<const std::uint64_t*>(buffers.groups + segment.group)[threadIdx.x];
+    const bool begins_now = is_first && !work.follows_check;
+    if (begins_now && threadIdx.x == 0) begin_step(work, start);
+
     pack<Stored>* const parameters = packs_at<Stored>(buffers.parameters, segment.parameter_bytes);
     const pack<Stored>* const gradients = packs_at<Stored>(buffers.gradients, segment.parameter_bytes);
     pack<Real>* state_packs[states + 1];
@@ -135,10 +145,11 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
     auto& shared = *reinterpret_cast<block_step<Rule, Real>*>(memory);
     element_packs<Rule, Stored, Real> packs;
     if (next < count) packs = load(next);
+    if (threadIdx.x < number_words) reinterpret_cast<std::uint64_t*>(&numbers)[threadIdx.x] = word;
     __syncthreads();  // all threads are done with the last segment
     if (threadIdx.x == 0) {
-        if (is_first) begin_step(work, start);
-        prepare_block(work, segment, start, shared);
+        if (is_first && !begins_now) begin_step(work, start);
+        prepare_block(work, numbers, start, shared);
     }
     __syncthreads();
     // another warp than that of the thread that prepares the step
