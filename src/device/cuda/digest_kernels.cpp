@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/device/cuda/blocks_for.hpp"
 #include "src/device/cuda/digest.hpp"
 
 namespace pinflow::detail::cuda {
@@ -10,12 +11,9 @@ namespace {
 
 constexpr std::uint64_t warps_of_block = digest_threads / 32;
 
-/// Enough blocks for `units` of work, but no more than a few waves: the kernels loop over the rest.
 unsigned digest_blocks(std::uint64_t units, std::uint64_t units_of_block,
                        const digest_device& device) noexcept {
-    const std::uint64_t needed = (units + units_of_block - 1) / units_of_block;
-    return static_cast<unsigned>(
-        std::clamp<std::uint64_t>(needed, 1, std::uint64_t{device.multiprocessors} * 32));
+    return blocks_for(units, units_of_block, std::uint64_t{device.multiprocessors} * 32);
 }
 
 /// Adds the digest with one launch, because for small batches a launch costs as much as everything else.

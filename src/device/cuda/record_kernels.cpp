@@ -1,8 +1,8 @@
 #include "src/device/cuda/record_kernels.hpp"
 
-#include <algorithm>
 #include <cstdint>
 
+#include "src/device/cuda/blocks_for.hpp"
 #include "src/device/cuda/flat.hpp"
 #include "src/device/cuda/records.hpp"
 
@@ -11,12 +11,8 @@ namespace pinflow::detail::cuda {
 namespace {
 
 /// A warp for each row, but at most 8 blocks for each multiprocessor: the kernels loop over the other rows.
-unsigned blocks_for(std::uint64_t rows, unsigned multiprocessors) noexcept {
-    constexpr std::uint64_t rows_of_block = record_threads / 32;
-    constexpr unsigned blocks_per_multiprocessor = 8;
-    return static_cast<unsigned>(
-        std::clamp<std::uint64_t>((rows + rows_of_block - 1) / rows_of_block, 1,
-                                  std::uint64_t{multiprocessors} * blocks_per_multiprocessor));
+unsigned blocks_for_rows(std::uint64_t rows, unsigned multiprocessors) noexcept {
+    return blocks_for(rows, record_threads / 32, std::uint64_t{multiprocessors} * 8);
 }
 
 }  // namespace
@@ -31,7 +27,7 @@ cudaError_t load_records(rule_kind rule) noexcept {
 cudaError_t patch_records(const record_patch& work, unsigned multiprocessors, cudaStream_t stream) noexcept {
     record_patch copy = work;
     void* arguments[] = {&copy};
-    return launch(patch_records_kernel(), blocks_for(work.rows.count, multiprocessors), record_threads,
+    return launch(patch_records_kernel(), blocks_for_rows(work.rows.count, multiprocessors), record_threads,
                   arguments, stream);
 }
 
@@ -39,7 +35,7 @@ cudaError_t update_records(const record_update& work, unsigned multiprocessors,
                            cudaStream_t stream) noexcept {
     record_update copy = work;
     void* arguments[] = {&copy};
-    return launch(update_records_kernel(work.rule), blocks_for(work.rows.count, multiprocessors),
+    return launch(update_records_kernel(work.rule), blocks_for_rows(work.rows.count, multiprocessors),
                   record_threads, arguments, stream);
 }
 

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "src/core/checked.hpp"
+#include "src/device/cuda/blocks_for.hpp"
 #include "src/device/cuda/held_rows.hpp"
 #include "src/device/cuda/sort_rows.hpp"
 
@@ -55,9 +56,7 @@ std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
 }  // namespace
 
 unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) const noexcept {
-    const std::uint64_t needed = (threads + block_threads - 1) / block_threads;
-    // no more than a few waves: the kernels loop over the rest
-    return static_cast<unsigned>(std::clamp<std::uint64_t>(needed, 1, std::uint64_t{multiprocessors_} * 16));
+    return cuda::blocks_for(threads, block_threads, std::uint64_t{multiprocessors_} * 16);
 }
 
 cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept {
