@@ -103,8 +103,9 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
                                step_start& start) {
     constexpr unsigned states = Rule::state_count;
     const flat_buffers& buffers = work.buffers;
-    // The control and the group's numbers are loaded first: the first update waits for what is prepared of
-    // them. Each thread loads a word, so that the numbers take the time of one load.
+    // The first update waits for what prepare_block makes of the group's numbers and the control. So the
+    // numbers are loaded first, and so is the control, unless the work follows a check. Each thread loads a
+    // word, so that the numbers take the time of one load.
     __shared__ rule_numbers numbers;
     constexpr unsigned number_words = sizeof(rule_numbers) / sizeof(std::uint64_t);
     static_assert(number_words <= update_threads && sizeof(rule_numbers) % sizeof(std::uint64_t) == 0);
