@@ -43,8 +43,9 @@ class segment_file {
     void allocate_pages(std::span<std::byte> part) const;
     /// Allocates the pages of all of `data`, with all cores.
     void allocate_pages() const;
-    /// Unmaps the whole pages of a part of `data`. The file keeps their content. One munmap of the whole file
-    /// would do it with one thread, and take a tenth of the time of copying. Thread-safe.
+    /// Unmaps the whole pages of a part of `data`. The file keeps their content. Several threads can unmap
+    /// parts as they finish them; one munmap of the whole file at the end would use one thread, and add a
+    /// tenth to the time of copying. Thread-safe.
     void unmap_pages(std::span<std::byte> part) const;
     /// Writes the trailer; an empty checksum makes a writable segment.
     void finish(const std::string& checksum);
