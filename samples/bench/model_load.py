@@ -28,8 +28,9 @@ BLOCK = {"q": (4096, 4096), "k": (4096, 1024), "v": (4096, 1024), "o": (4096, 40
 
 
 def write_models(folder, layers):
-    """Writes three files whose tensors hold different numbers. Returns their paths, and the checksums of each tensor
-    and of its half along axis 1."""
+    """Writes three files. Tensors of different layers hold different numbers; within a layer, tensors of one size hold
+    the same ones, so mixing these up is not detected. Returns the paths, and the checksums of each tensor and of its
+    half along axis 1."""
     torch.manual_seed(28)
     noise = torch.randn(11008 * 4096 + 4096).to(torch.bfloat16)
     on_device = noise.cuda()
