@@ -65,8 +65,9 @@ array_view view_of(const dlpack::tensor& tensor) {
         std::int64_t bytes = 0;
         if (__builtin_mul_overflow(tensor.strides[axis], static_cast<std::int64_t>(type.size_bytes()),
                                    &bytes))
-            throw invalid_argument(fmt::format("stride {} of a tensor, {} elements, is 2^63 bytes or more",
-                                               axis, tensor.strides[axis]));
+            throw invalid_argument(
+                fmt::format("the stride of axis {} of a tensor, {} elements, is 2^63 bytes or more", axis,
+                            tensor.strides[axis]));
         strides_bytes.push_back(bytes);
     }
     return {data, type, std::move(shape), std::move(strides_bytes)};
