@@ -92,7 +92,7 @@ TEST_CASE("load: large tensors arrive whole by every route, from several files")
                 check_equal(load_tensors(files, device, options), all);
             }
         }
-        // small tensors are no work for the copy engine
+        // "b" is too short for the copy engine
         load_options only_copy;
         only_copy.route = load_route::copy;
         only_copy.names = {"w", "v", "u", "t"};
