@@ -164,7 +164,8 @@ class campaign {
         result_ = &make_shared_object<run_result>();
     }
 
-    /// Runs without faults: the right result, and the number of calls that can fail.
+    /// What runs without faults gave: the right result, the number of calls that can fail, and the call
+    /// stacks of allocations.
     struct baseline {
         file_map files;
         std::string printed;
