@@ -5,9 +5,10 @@ the CPU):
     python3 tests/train/trajectories.py
 
 Writes beside itself settings.txt (the names, in order), gradients.npy (steps x elements, float32), first.npy (the
-parameters before the first step), torch32.npy and torch64.npy (settings x recorded steps x elements), average64.npy (the
-averaged parameters of "asgd averaging"), and late64.npy (settings x late steps x elements): the parameters after one
-step that is the 1,500th, the 20,000th and the millionth, from late_state.npy (the states in their order).
+parameters before the first step), torch32.npy and torch64.npy (settings x recorded steps x elements), average64.npy
+(the averaged parameters of "asgd averaging"), and late64.npy (settings of LATE_STATES x late steps x elements): the
+parameters after one step that is the 1,500th, the 20,000th and the millionth, from late_state.npy (the states in their
+order).
 """
 import pathlib
 
@@ -57,7 +58,7 @@ SETTINGS = {
     "sparse_adam": (torch.optim.SparseAdam, dict()),
     "sparse_adam betas": (torch.optim.SparseAdam, dict(lr=1e-2, betas=(0.8, 0.99), eps=1e-4)),
 }
-# whose rules depend on the number of the step, with the names of their states
+# Settings whose rules depend on the number of the step, with the names of their states.
 LATE_STATES = {
     "adagrad decay": ["sum"],
     "adam": ["exp_avg", "exp_avg_sq"],
