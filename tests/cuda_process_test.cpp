@@ -194,7 +194,8 @@ int gather_without_clusters() {
     return right ? 0 : 1;
 }
 
-/// Kernels cannot be loaded: prints an error for a GPU without code, and one for another failure.
+/// Kernels cannot be loaded: prints the error if the build has no code for the GPU, and the error of another
+/// failure.
 int fail_to_load_kernels() {
     for (const cudaError_t status : {cudaErrorNoKernelImageForDevice, cudaErrorMemoryAllocation}) {
         const detail::cuda::scoped_failure_hook hook([status](std::string_view call) {

@@ -292,7 +292,7 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
 }
 
 TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as link, not as consumer") {
-    // the waits of a consumer and a driver if the data took this long
+    // what a consumer and the thread that fills slots waited for, if the data takes `length` to arrive
     const auto waited = [](const device& device, bool with_data, std::chrono::milliseconds length) {
         const auto pool = make_pool(
             device,

@@ -306,7 +306,6 @@ TEST_CASE("windowed: keeps its promises at 2^40 rows and more") {
             row_list rows(3 * window_rows / 4);
             sampler.rows_at(2, position, rows);
             CHECK(rows[1234] == row_at(sampler, 2, position + 1234));
-            // of two windows at most, and one chunk may begin at the end of the data and end at its beginning
             const row_list sorted = [&] {
                 row_list result = rows;
                 std::ranges::sort(result);
@@ -314,6 +313,8 @@ TEST_CASE("windowed: keeps its promises at 2^40 rows and more") {
             }();
             CHECK(sorted.back() < row_count);
             CHECK(std::ranges::adjacent_find(sorted) == sorted.end());
+            // The rows are from at most two windows of 16 chunks. One chunk may be in two places: at the end
+            // of the data and at its beginning.
             std::uint64_t places = 1;
             for (std::uint64_t k = 1; k < sorted.size(); ++k) {
                 places += sorted[k] - sorted[k - 1] > chunk_rows ? 1U : 0U;
