@@ -13,6 +13,7 @@
 
 #include "pinflow/pinflow.hpp"
 #include "tests/cli_helpers.hpp"
+#include "tests/support/file_bytes.hpp"
 #include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 #include "tests/zip_bytes.hpp"
@@ -416,6 +417,20 @@ TEST_CASE("convert: arrays that cannot be converted are exit status 1, add no fi
         check_fails(1, command, says);
         CHECK(contents() == contents_before);
     }
+}
+
+TEST_CASE("convert: a type in brackets is shown as it was given, and a file in brackets is a path") {
+    const temporary_folder folder;
+    write_file(folder / "[a].npy", npy("<f4", "(2,)", counting_bytes(8)));
+    const tool_result result =
+        run_tool({"convert", folder / "[a].npy", folder / "out.npy", "--dtype", "[('a', '<i8')]"});
+    CHECK(result.status != 0);
+    CHECK(contains(result.errors, "'[('a', '<i8')]'"));
+    const auto home = std::filesystem::current_path();
+    std::filesystem::current_path(folder.path());
+    CHECK(run_tool({"convert", "[a].npy", "[b].npy"}).status == 0);
+    std::filesystem::current_path(home);
+    CHECK(std::filesystem::exists(folder / "[b].npy"));
 }
 
 TEST_CASE("convert: an input that changes during conversion is an error, and keeps the old output") {

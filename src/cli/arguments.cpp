@@ -33,11 +33,14 @@ std::string or_else(std::string_view word) {
 }  // namespace
 
 bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
-    // CLI11 takes the arguments in reverse order, and splits "[a,b]" in two if an option takes several values
-    std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-    for (std::string& argument : reversed) {
-        if (argument.starts_with('[')) argument.insert(0, "./");
+    // CLI11 splits "[a,b]" in two if several files are taken. The value of a flag stays as it is.
+    std::vector<std::string> reversed(arguments);
+    for (std::size_t i = 0; i < reversed.size(); ++i) {
+        const CLI::Option* const flag = i == 0 ? nullptr : app.get_option_no_throw(arguments[i - 1]);
+        const bool is_value = flag != nullptr && flag->nonpositional() && flag->get_type_size() > 0;
+        if (reversed[i].starts_with('[') && !is_value) reversed[i].insert(0, "./");
     }
+    std::ranges::reverse(reversed);  // the order in which CLI11 takes them
     try {
         app.parse(std::move(reversed));
         return true;

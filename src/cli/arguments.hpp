@@ -21,9 +21,9 @@ class usage_error : public error {
     using error::error;
 };
 
-/// Parses the arguments after a command's name into the options of `app`. An argument that begins with "[" is
-/// taken as the path "./[...". @return false if help was requested, which has been printed. @throws
-/// usage_error.
+/// Parses the arguments after a command's name into the options of `app`. An argument that begins with "["
+/// and is not the value of a flag is taken as the path "./[...". @return false if help was requested, which
+/// has been printed. @throws usage_error.
 bool parse(CLI::App& app, const std::vector<std::string>& arguments);
 
 /// Reads a whole decimal number from `min` to `max`, without a sign. @throws usage_error for anything else.
