@@ -28,33 +28,34 @@ BLOCK = {"q": (4096, 4096), "k": (4096, 1024), "v": (4096, 1024), "o": (4096, 40
 
 
 def write_models(folder, layers):
-    """Writes three files. Tensors of different layers hold different numbers; within a layer, tensors of one size hold
-    the same ones, so mixing these up is not detected. Returns the paths, and the checksums of each tensor and of its
-    half along axis 1."""
+    """Writes three files whose tensors hold different numbers. Returns the paths, and for each tensor and for its half
+    along axis 1 what `checked` gives."""
     torch.manual_seed(28)
-    noise = torch.randn(11008 * 4096 + 4096).to(torch.bfloat16)
+    noise = torch.randn(11008 * 4096 + len(BLOCK) * layers).to(torch.bfloat16)
     on_device = noise.cuda()
     paths, sums, half_sums = [], {}, {}
     for part in range(3):
         tensors, copies = {}, {}
         for layer in range(part * layers // 3, (part + 1) * layers // 3):
-            for name, shape in BLOCK.items():
-                size = torch.Size(shape).numel()
-                tensors[f"layers.{layer}.{name}"] = noise[layer:layer + size].view(shape)
-                copies[f"layers.{layer}.{name}"] = on_device[layer:layer + size].view(shape)
+            for number, (name, shape) in enumerate(BLOCK.items()):
+                begin, size = layer * len(BLOCK) + number, torch.Size(shape).numel()
+                tensors[f"layers.{layer}.{name}"] = noise[begin:begin + size].view(shape)
+                copies[f"layers.{layer}.{name}"] = on_device[begin:begin + size].view(shape)
         for name, tensor in copies.items():
-            sums[name] = checksum(tensor)
+            sums[name] = checked(tensor)
             if tensor.dim() > 1:
-                half_sums[name] = checksum(tensor[:, :tensor.shape[1] // 2])
+                half_sums[name] = checked(tensor[:, :tensor.shape[1] // 2])
         paths.append(os.path.join(folder, f"model_load-{part}.safetensors"))
         pinflow.save_file(tensors, paths[-1])
     return paths, sums, half_sums
 
 
-def checksum(tensor):
-    """The sum of the 16-bit words, weighted by their position, so that words in another order are detected."""
+def checked(tensor):
+    """The shape, and the sum of the 16-bit words, weighted by their position, so that words in another order are
+    detected."""
     words = tensor.flatten().view(torch.int16).to(torch.int64)
-    return int((words * (torch.arange(words.numel(), device=words.device) % 8191 + 1)).sum())
+    total = int((words * (torch.arange(words.numel(), device=words.device) % 8191 + 1)).sum())
+    return tuple(tensor.shape), total
 
 
 def read_once(paths):
@@ -196,7 +197,7 @@ def main():
     def check(tensors):
         assert len(tensors) == len(sums), f"{len(tensors)} of {len(sums)} tensors"
         for name, expected in sums.items():
-            assert checksum(tensors[name].contiguous()) == expected, f"{name} differs"
+            assert checked(tensors[name].contiguous()) == expected, f"{name} differs"
 
     if arguments.cold:
         if subprocess.run(["stat", "-f", "-c", "%T", arguments.dir], capture_output=True, text=True).stdout == "tmpfs\n":
@@ -220,7 +221,7 @@ def main():
 
     def check_halves(tensors):
         for name, expected in half_sums.items():
-            assert checksum(tensors[name].contiguous()) == expected, f"half of {name} differs"
+            assert checked(tensors[name].contiguous()) == expected, f"half of {name} differs"
 
     measure("pinflow, half of each along axis 1", halves, size / 2, link, check_halves)
     for path in paths:
