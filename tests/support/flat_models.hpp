@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <random>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -37,4 +39,25 @@ template <typename T>
 pinflow::flat_parameters one_parameter(std::uint64_t count, const pinflow::optimizer& settings,
                                        const pinflow::stream& stream, pinflow::flat_options options = {}) {
     return {{{"w", pinflow::dtype::of<T>(), {count}}}, {settings}, stream, std::move(options)};
+}
+
+/// Normally distributed values.
+inline std::vector<float> random_values(std::uint64_t count, unsigned seed) {
+    std::mt19937 random(seed);
+    std::normal_distribution<float> normal;
+    std::vector<float> values(count);
+    for (float& value : values)
+        value = normal(random);
+    return values;
+}
+
+/// Converts floats that bfloat16 holds exactly.
+inline std::vector<std::uint16_t> as_bfloat16(const std::vector<float>& values) {
+    std::vector<std::uint16_t> halves;
+    for (const float value : values) {
+        std::uint32_t bits = 0;
+        std::memcpy(&bits, &value, sizeof bits);
+        halves.push_back(static_cast<std::uint16_t>(bits >> 16));
+    }
+    return halves;
 }

@@ -1,11 +1,10 @@
 #include <doctest/doctest.h>
 
-#include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <memory>
 #include <optional>
-#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,7 +15,6 @@
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "sanitized.hpp"
-#include "temporary_folder.hpp"
 
 using namespace pinflow;
 
@@ -25,25 +23,6 @@ namespace {
 const dtype float16 = dtype::parse("<f2");
 const dtype bfloat16 = dtype::parse("bfloat16");
 
-std::vector<float> random_values(std::uint64_t count, unsigned seed) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal;
-    std::vector<float> values(count);
-    for (float& value : values)
-        value = normal(random);
-    return values;
-}
-
-/// Converts floats that bfloat16 holds exactly.
-std::vector<std::uint16_t> as_bfloat16(const std::vector<float>& values) {
-    std::vector<std::uint16_t> halves;
-    for (const float value : values) {
-        std::uint32_t bits = 0;
-        std::memcpy(&bits, &value, sizeof bits);
-        halves.push_back(static_cast<std::uint16_t>(bits >> 16));
-    }
-    return halves;
-}
 std::vector<float> from_bfloat16(const std::vector<std::uint16_t>& halves) {
     std::vector<float> values;
     for (const std::uint16_t half : halves) {
@@ -261,153 +240,6 @@ TEST_CASE("flat parameters: what others write to a 16-bit parameter replaces its
     });
 }
 
-TEST_CASE("flat parameters: load cancels clip_norm and clip_value of the next step") {
-    const temporary_folder folder;
-    on_each_device([&](const device& device) {
-        const stream stream(device);
-        flat_parameters flat = one_parameter<float>(4, sgd{.rate = 1}, stream);
-        flat.save(folder / "zero.safetensors", stream);
-        flat.clip_norm(0);
-        flat.clip_value(0);
-        flat.load(folder / "zero.safetensors", stream);
-        put(flat.gradient(0), std::vector<float>(4, -1), stream);
-        flat.step_async(stream);
-        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>(4, 1));
-    });
-}
-
-TEST_CASE("flat parameters: clip_norm scales the gradients of one step, and leaves those in memory") {
-    std::vector<double> norms;
-    on_each_device([&](const device& device) {
-        const stream stream(device);
-        const std::vector<parameter_spec> specs{{"a", dtype::of<float>(), {100'003}},
-                                                {"b", dtype::of<float>(), {5}}};
-        flat_parameters flat(specs, {sgd{.rate = 1}}, stream);
-        const auto a = random_values(100'003, 1);
-        const auto b = random_values(5, 2);
-        put(flat.gradient(0), a, stream);
-        put(flat.gradient(1), b, stream);
-        double squares = 0;
-        for (const auto* const values : {&a, &b}) {
-            for (const float value : *values)
-                squares += static_cast<double>(value) * static_cast<double>(value);
-        }
-        const double norm = std::sqrt(squares);
-
-        flat.clip_norm(norm / 4);
-        flat.step_async(stream);
-        norms.push_back(flat.read_progress(stream).norm);
-        CHECK(norms.back() == doctest::Approx(norm).epsilon(1e-12));
-        CHECK(norms.back() == norms.front());  // the same bits on every device
-        CHECK(same_bits(values_of<float>(flat.gradient(0), a.size(), stream), a));
-        const auto after = values_of<float>(flat.parameter(1), 5, stream);
-        for (std::size_t i = 0; i < 5; ++i)
-            CHECK(after[i] == doctest::Approx(-b[i] / 4).epsilon(1e-6));
-
-        // the next step is not clipped, and neither is one with a smaller norm
-        flat.step_async(stream);
-        const auto whole = values_of<float>(flat.parameter(1), 5, stream);
-        for (std::size_t i = 0; i < 5; ++i)
-            CHECK(whole[i] == after[i] - b[i]);
-        flat.clip_norm(2 * norm);
-        flat.step_async(stream);
-        const auto unclipped = values_of<float>(flat.parameter(1), 5, stream);
-        for (std::size_t i = 0; i < 5; ++i)
-            CHECK(unclipped[i] == whole[i] - b[i]);
-    });
-}
-
-TEST_CASE("flat parameters: clip_value limits each element in one step") {
-    on_each_device([](const device& device) {
-        const stream stream(device);
-        flat_parameters flat = one_parameter<float>(4, sgd{.rate = 1}, stream);
-        put(flat.gradient(0), std::vector<float>{-3, -0.5, 0.5, 3}, stream);
-        flat.clip_value(1);
-        flat.step_async(stream);
-        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>{1, 0.5, -0.5, -1});
-        flat.step_async(stream);
-        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>{4, 1, -1, -4});
-    });
-}
-
-TEST_CASE("flat parameters: a step with gradients that are not finite is made, skipped or refused") {
-    on_each_device([](const device& device) {
-        for (const float bad :
-             {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(),
-              std::numeric_limits<float>::quiet_NaN()}) {
-            for (const nonfinite_gradients policy :
-                 {nonfinite_gradients::update, nonfinite_gradients::skip, nonfinite_gradients::refuse}) {
-                for (const bool clips : {false, true}) {
-                    CAPTURE(bad);
-                    CAPTURE(static_cast<int>(policy));
-                    CAPTURE(clips);
-                    const stream stream(device);
-                    flat_parameters flat =
-                        one_parameter<float>(70'000, adam{}, stream, {.nonfinite = policy});
-                    std::vector<float> gradients(70'000, 1);
-                    put(flat.gradient(0), gradients, stream);
-                    flat.step_async(stream);
-                    const auto before = values_of<float>(flat.parameter(0), 70'000, stream);
-                    const auto state = values_of<float>(flat.state(0, 1), 70'000, stream);
-                    flat.check(stream);
-
-                    gradients[69'999] = bad;
-                    put(flat.gradient(0), gradients, stream);
-                    if (clips) flat.clip_norm(1);
-                    flat.step_async(stream);
-                    const auto after = values_of<float>(flat.parameter(0), 70'000, stream);
-                    const auto progress = flat.read_progress(stream);
-                    if (policy == nonfinite_gradients::update) {
-                        CHECK(std::isnan(after.back()));
-                        CHECK(progress.steps == 2);
-                        flat.check(stream);
-                        continue;
-                    }
-                    CHECK(same_bits(after, before));
-                    CHECK(same_bits(values_of<float>(flat.state(0, 1), 70'000, stream), state));
-                    CHECK(progress.steps == 1);
-                    CHECK(progress.skipped == 1);
-                    if (policy == nonfinite_gradients::refuse) CHECK_THROWS_AS(flat.check(stream), error);
-                    if (policy == nonfinite_gradients::skip) flat.check(stream);
-
-                    // the step after it is the second one
-                    put(flat.gradient(0), std::vector<float>(70'000, 1), stream);
-                    flat.step_async(stream);
-                    CHECK(flat.read_progress(stream).steps == 2);
-                    CHECK_FALSE(same_bits(values_of<float>(flat.parameter(0), 70'000, stream), before));
-                }
-            }
-        }
-    });
-}
-
-TEST_CASE(
-    "flat parameters: gradients are divided by the caller's scale, and the caller's `found` skips a step") {
-    on_each_device([](const device& device) {
-        const stream stream(device);
-        flat_parameters flat = one_parameter<float>(8, sgd{.rate = 1}, stream);
-        const device_buffer numbers(512, stream);
-        const auto* const scale = reinterpret_cast<const float*>(numbers.data());
-        const auto* const found = reinterpret_cast<const float*>(numbers.data() + 256);
-        put(numbers.data(), std::vector<float>{1024}, stream);
-        put(numbers.data() + 256, std::vector<float>{0}, stream);
-        flat.use_scale(scale, found);
-        put(flat.gradient(0), std::vector<float>(8, 2048), stream);
-        flat.clip_norm(100);
-        flat.step_async(stream);
-        CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2));
-        CHECK(flat.read_progress(stream).norm == doctest::Approx(2 * std::sqrt(8.0)));
-
-        put(numbers.data() + 256, std::vector<float>{1}, stream);
-        flat.step_async(stream);
-        CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2));
-        CHECK(flat.read_progress(stream).skipped == 1);
-        flat.use_scale(nullptr, nullptr);
-        flat.step_async(stream);
-        CHECK(values_of<float>(flat.parameter(0), 8, stream) == std::vector<float>(8, -2050));
-    });
-}
-
 TEST_CASE("flat parameters: a new rate has effect from the next step on, in its group") {
     on_each_device([](const device& device) {
         const stream stream(device);
@@ -425,19 +257,6 @@ TEST_CASE("flat parameters: a new rate has effect from the next step on, in its 
         CHECK(rate_of(flat.group(1)) == 0.25);
         CHECK_THROWS_AS(flat.set_rate_async(2, 1, stream), invalid_argument);
         CHECK_THROWS_AS(flat.set_rate_async(0, -1, stream), invalid_argument);
-    });
-}
-
-TEST_CASE("flat parameters: zeroing the gradients leaves the parameters") {
-    on_each_device([](const device& device) {
-        const stream stream(device);
-        flat_parameters flat = one_parameter<float>(1000, sgd{}, stream);
-        const auto values = random_values(1000, 3);
-        put(flat.parameter(0), values, stream);
-        put(flat.gradient(0), values, stream);
-        flat.zero_gradients_async(stream);
-        CHECK(same_bits(values_of<float>(flat.parameter(0), 1000, stream), values));
-        CHECK(values_of<float>(flat.gradient(0), 1000, stream) == std::vector<float>(1000));
     });
 }
 
@@ -522,65 +341,6 @@ TEST_CASE("flat parameters: without elements a step counts and nothing else happ
         flat_parameters none({}, {adam{}}, stream);
         none.step_async(stream);
         CHECK(none.read_progress(stream).steps == 1);
-    });
-}
-
-TEST_CASE("flat parameters: a file of other parameters or another rule is refused, and changes nothing") {
-    on_each_device([](const device& device) {
-        const temporary_folder folder;
-        const stream stream(device);
-        const auto saved = [&](std::vector<parameter_spec> specs, const optimizer& settings) {
-            const auto path = folder / "saved.safetensors";
-            flat_parameters(std::move(specs), {settings}, stream).save(path, stream);
-            return path;
-        };
-        const dtype type = dtype::of<float>();
-        flat_parameters flat({{"w", type, {4}}, {"b", type, {2}}}, {adam{}}, stream);
-        const auto values = random_values(4, 5);
-        put(flat.parameter(0), values, stream);
-        const auto refuses = [&](const std::filesystem::path& path) {
-            CHECK_THROWS_AS(flat.load(path, stream), state_mismatch);
-            CHECK(same_bits(values_of<float>(flat.parameter(0), 4, stream), values));
-        };
-        refuses(saved({{"w", type, {4}}, {"b", type, {2}}}, adamw{}));
-        refuses(saved({{"w", type, {4}}, {"b", type, {2}}}, adam{.amsgrad = true}));
-        refuses(saved({{"w", type, {4}}}, adam{}));
-        refuses(saved({{"w", type, {4}}, {"c", type, {2}}}, adam{}));
-        refuses(saved({{"w", type, {2, 2}}, {"b", type, {2}}}, adam{}));
-        refuses(saved({{"w", dtype::of<double>(), {4}}, {"b", type, {2}}}, adam{}));
-        CHECK_THROWS_AS(flat.load(folder / "missing", stream), system_failure);
-        // another order is the same state
-        flat.load(saved({{"b", type, {2}}, {"w", type, {4}}}, adam{}), stream);
-        CHECK(values_of<float>(flat.parameter(0), 4, stream) == std::vector<float>(4));
-        CHECK_THROWS_AS(saved({{"w", type, {4}}, {"w.exp_avg", type, {4}}}, adam{}), invalid_argument);
-    });
-}
-
-TEST_CASE(
-    "flat parameters: bfloat16 values with states and master copies, and float64 states, come back from a "
-    "file of every type") {
-    on_each_device([](const device& device) {
-        const temporary_folder folder;
-        const stream stream(device);
-        const std::vector<parameter_spec> specs{{"f", dtype::of<float>(), {5}},
-                                                {"d", dtype::of<double>(), {}},
-                                                {"h", float16, {2, 0}},
-                                                {"b", bfloat16, {130}}};
-        flat_parameters flat(specs, {adam{}}, stream, {.master_copies = true});
-        put(flat.gradient(3), as_bfloat16(std::vector<float>(130, 0.5F)), stream);
-        put(flat.gradient(1), std::vector<double>{2}, stream);
-        flat.step_async(stream);
-        flat.save(folder / "all.safetensors", stream);
-        flat_parameters loaded(specs, {adam{}}, stream, {.master_copies = true});
-        loaded.load(folder / "all.safetensors", stream);
-        CHECK(same_bits(values_of<std::uint16_t>(loaded.parameter(3), 130, stream),
-                        values_of<std::uint16_t>(flat.parameter(3), 130, stream)));
-        for (std::size_t state = 0; state < 3; ++state)
-            CHECK(same_bits(values_of<float>(loaded.state(3, state), 130, stream),
-                            values_of<float>(flat.state(3, state), 130, stream)));
-        CHECK(values_of<double>(loaded.state(1, 0), 1, stream) ==
-              values_of<double>(flat.state(1, 0), 1, stream));
-        CHECK(loaded.state(0, 2) == nullptr);
     });
 }
 
