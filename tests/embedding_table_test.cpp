@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <deque>
 #include <map>
@@ -236,6 +237,12 @@ void check_program(const device& device, embedding_options options, std::mt19937
     stream.synchronize();
 }
 
+/// How many random programs run on a device. PINFLOW_TEST_PROGRAMS sets another number.
+int random_programs() {
+    const char* const asked = std::getenv("PINFLOW_TEST_PROGRAMS");
+    return asked == nullptr ? 2000 : std::atoi(asked);
+}
+
 }  // namespace
 
 TEST_CASE("embedding table: every rule gives the bits of a loop over single rows") {
@@ -263,7 +270,7 @@ TEST_CASE(
     "embedding table: random programs give the same bits for any look-ahead and number of device rows") {
     on_each_device([&](const device& device) {
         std::mt19937_64 random(2700);
-        for (int program = 0; program < 2000; ++program) {
+        for (int program = 0; program < random_programs(); ++program) {
             embedding_options options;
             options.row_count = 1 + random() % 200;
             options.columns = 1 + random() % 40;
