@@ -199,7 +199,7 @@ def mix(words):
 
 
 def digest_of(content, row_count):
-    """Of `row_count` rows, as the tool defines it for one array."""
+    """The digest of an array of `row_count` rows, as the tool defines it."""
     if row_count == 0:
         return "0" * 16
     golden = np.uint64(0x9E3779B97F4A7C15)
@@ -231,7 +231,7 @@ def turn(elements, datatype, offset=0):
 
 
 def digest_by_h5py(path, name):
-    """Of what libhdf5 reads by itself, without converting it; the numbers are made little-endian here."""
+    """The digest of what libhdf5 reads without converting it. Numbers are made little-endian here."""
     with h5py.File(path, "r") as file:
         dataset = h5d.open(file.id, name.encode())
         datatype = dataset.get_type()

@@ -191,8 +191,8 @@ _Unwind_Reason_Code take_frame(_Unwind_Context* context, void* data) {
 }
 
 /// Whether another library made the allocation for its own use, not for an object of ours. Some libraries end
-/// the process if they cannot allocate (oneTBB, the destructor of nlohmann's json, CLI11). Found by the names
-/// of functions, which this program exports.
+/// the process if they cannot allocate (oneTBB, the destructor of nlohmann's json, CLI11). This looks at the
+/// names of functions, which the program exports.
 bool is_foreign(const call_stack& stack) {
     ::Dl_info program{};
     ::dladdr(reinterpret_cast<void*>(&is_foreign), &program);
