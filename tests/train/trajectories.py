@@ -7,8 +7,8 @@ the CPU):
 Writes beside itself settings.txt (the names, in order), gradients.npy (steps x elements, float32), first.npy (the
 parameters before the first step), torch32.npy and torch64.npy (settings x recorded steps x elements), average64.npy
 (the averaged parameters of "asgd averaging"), and late64.npy (settings of LATE_STATES x late steps x elements): the
-parameters after one step that is the 1,500th, the 20,000th and the millionth, from late_state.npy (the states in their
-order).
+parameters after a single step, which counts as the 1,500th, the 20,000th or the millionth. That step begins with the
+states of late_state.npy, in the order of LATE_STATES.
 """
 import pathlib
 
