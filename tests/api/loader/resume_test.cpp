@@ -226,7 +226,7 @@ TEST_CASE("resume: after any interruption, the same batches come at the same siz
                                   {batch->row_ids().begin(), batch->row_ids().end()},
                                   {state.epoch, state.position}});
             }
-            // what was made ready ahead is not delivered
+            // batches that are ready but were not taken do not count as delivered
             options.resume_from = loader_state::from_json(loader.state().to_json());
         }
         std::ranges::move(deliver(rows, options).batches, std::back_inserter(pieces));
