@@ -1,5 +1,5 @@
-// Conversions on the GPU give, bit for bit, what they give on the host, which scalar_test.cpp holds against
-// the definitions.
+// Conversions on the GPU give, bit for bit, what they give on the host. scalar_test.cpp compares those of the
+// host with the definitions.
 #include <doctest/doctest.h>
 
 #include <array>
@@ -75,8 +75,8 @@ std::vector<std::byte> samples(const dtype& type) {
     }
     for (int exponent = -160; exponent < 160; ++exponent) {
         for (int i = 0; i < 1000; ++i) {
-            // few bits, so that many lie halfway between two numbers of a smaller type, or one bit beside
-            // that
+            // a number of few bits often lies halfway between two numbers of a smaller type; its neighbours
+            // are tried, too
             const double number =
                 std::ldexp(static_cast<double>(random() >> (64 - 1 - i % 24)), exponent - 20);
             for (const double sign : {1.0, -1.0}) {

@@ -61,7 +61,7 @@ def sample(dtype, shape, compressible=True):
 
 
 def as_little(array):
-    """The elements' bytes after turning each number around that is big-endian."""
+    """The bytes of the elements, with each big-endian number made little-endian."""
     content = np.frombuffer(array.tobytes("C"), np.uint8).reshape(array.size, array.dtype.itemsize).copy()
 
     def turn(dtype, offset):
@@ -82,7 +82,8 @@ def as_little(array):
 
 
 def chunk_addresses_lack(folder):
-    """What get_chunk_info leaves out of an address in a file with a user block of 512 bytes: 512 or 0, by version."""
+    """Returns by how much the addresses of get_chunk_info are too low in a file with a user block of 512 bytes: 512 or
+    0, depending on the version of HDF5."""
     path = folder / "probe.h5"
     content = random.randbytes(4096)
     with h5py.File(path, "w", userblock_size=512) as file:

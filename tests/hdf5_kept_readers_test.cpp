@@ -96,7 +96,7 @@ TEST_CASE("hdf5 kept readers: a few datasets stay open, and are closed with the 
 TEST_CASE("hdf5 kept readers: of many datasets, those that were used last are open") {
     datasets many(100);
     CHECK(many.access->alive == max_kept_hdf5_readers);
-    CHECK(many.access->opened == 100);  // what is wrong with one shows when it is opened
+    CHECK(many.access->opened == 100);  // keep_hdf5_reader opens each, to find its errors early
     for (std::size_t index = 0; index < 100; ++index) {
         CHECK(many.reads_right(index));
         CHECK(many.reads_right(7));

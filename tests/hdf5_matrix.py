@@ -24,7 +24,7 @@ except ImportError:
 import hdf5_files
 
 ENUM = h5py.enum_dtype({"red": 1, "green": 300}, "<u2")
-# as numpy has them; of an array type, the axes of the array come last
+# as numpy spells them; the axes of an array type follow those of the dataset
 TYPES = ["?", "|i1", "|u1", *(order + kind for order in "<>" for kind in
                               ("i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16")),
          "|S1", "|S10", "|V7", ENUM, ("<i4", (2, 3)), (">f4", (3,)),
@@ -37,7 +37,7 @@ GRIDS = [((100,), (10,)), ((103,), (10,)), ((40, 6), (10, 6)), ((37, 6), (10, 6)
          ((9, 7, 5), (2, 3, 5)), ((8, 6, 4), (4, 6, 4)), ((4, 3, 2, 5), (1, 2, 2, 3)), ((5, 2, 3, 2), (2, 2, 3, 2)),
          ((3, 5), (8, 9)), ((3, 5), (8, 5)), ((1, 600), (1, 64))]
 
-# what only libhdf5 undoes
+# filters that only libhdf5 can undo
 OTHER_FILTERS = {"scaleoffset": lambda plist: plist.set_scaleoffset(h5z.SO_INT, 0),
                  "nbit": lambda plist: plist.set_filter(h5z.FILTER_NBIT, h5z.FLAG_MANDATORY),
                  "szip": lambda plist: plist.set_szip(h5z.SZIP_NN_OPTION_MASK, 8),

@@ -71,11 +71,11 @@ def sample(dtype, shape):
     dtype = np.dtype(dtype)
     count = int(np.prod(shape, dtype=np.int64))
     content = bytes(random.choice(b"\0\0\0\1\2\3") for _ in range(count * dtype.itemsize))
-    if dtype.kind == "b" or dtype.names:  # which may have truth values
+    if dtype.kind == "b" or dtype.names:  # structures may have booleans
         content = bytes(byte & 1 for byte in content)
     if dtype.kind == "S":
         content = bytes(byte + 65 for byte in content)
-    if dtype == np.dtype("<f16") or dtype == np.dtype("<c32"):  # whose padding nobody keeps
+    if dtype == np.dtype("<f16") or dtype == np.dtype("<c32"):  # their padding is not kept
         return np.arange(count).astype(dtype).reshape(shape)
     return np.frombuffer(content, dtype).reshape(shape)
 
@@ -175,7 +175,8 @@ def storage_of_library(writer):
 
 
 def damaged_chunks(writer):
-    """Chunks that libhdf5 reads past the end of, or leaves unwritten in parts: whatever was in memory would come."""
+    """Writes chunks that are too short or declare wrong sizes. libhdf5 would read past their ends or decode only a part
+    of them, and so deliver whatever was in memory."""
     path = writer.folder / "damaged.h5"
 
     def damage(name, data, dcpl, change, sentence, twice=False):
@@ -489,7 +490,7 @@ def wrong_link_count(writer):
 def empty_file(writer):
     with h5py.File(writer.folder / "empty.h5", "w") as file:
         writer.list(file)
-    # as a program leaves it that is killed while it writes
+    # a file that its writer did not close, because it was killed
     child = os.fork()
     if child == 0:
         file = h5py.File(writer.folder / "unclosed.h5", "w", libver="latest")

@@ -44,7 +44,7 @@ def spelled(dtype):
 
 
 def as_little(array):
-    """The elements' bytes after turning each number around that is big-endian."""
+    """The bytes of the elements, with each big-endian number made little-endian."""
     content = np.frombuffer(array.tobytes("C"), np.uint8).reshape(array.size, array.dtype.itemsize).copy()
 
     def turn(dtype, offset):
@@ -83,7 +83,7 @@ class Manifest:
 
 
 class Unseekable(io.RawIOBase):
-    """A pipe, as it were: sizes and CRCs follow the members."""
+    """A file that is not seekable, like a pipe: zipfile then writes sizes and CRCs after the members."""
 
     def __init__(self, file):
         self.file = file

@@ -21,7 +21,7 @@ try:
 except ImportError:
     sys.exit(77)
 
-warnings.simplefilter("ignore")  # of versions 2.0 and 3.0, and of types that go out of use
+warnings.simplefilter("ignore")  # numpy warns of versions 2.0 and 3.0, and of deprecated types
 
 NUMBERS = ["i2", "i4", "i8", "u2", "u4", "u8", "f2", "f4", "f8", "f16", "c8", "c16", "c32", "U1", "U5",
            "M8", "m8", "M8[ns]", "M8[D]", "m8[25us]", "m8[Y]", "M8[2147483647as]"]
@@ -32,7 +32,8 @@ VERSIONS = [(1, 0), (2, 0), (3, 0)]
 
 
 def sample(descr, shape, order="C"):
-    """An array of random bytes, gaps included, which numpy does not promise to copy."""
+    """An array of random bytes, those of gaps included. It is copied as opaque elements, because numpy does not promise
+    to copy gaps."""
     dtype = np.dtype(descr)
     count = int(np.prod(shape, dtype=np.int64))
     content = random.randbytes(count * dtype.itemsize)
@@ -187,7 +188,7 @@ def write_arrays(folder):
     for name, array in {"transposed": values.T, "stepped": values[::2, ::-3],
                         "broadcast": np.broadcast_to(values, (2, 4, 6))}.items():
         manifest.add(name, saved(array), array)
-    # as numpy writes bfloat16 and the 8-bit floats of ml_dtypes, whose types' spelling keeps a byte order
+    # numpy writes bfloat16 and the 8-bit floats of ml_dtypes as raw bytes, some of them with a byte order
     for descr in ["<V2", "|V2", "<V1", "|V1"]:
         array = sample(descr, (4, 6))
         text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': (4, 6), }}"

@@ -17,7 +17,7 @@
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-/// Ranges of which only a part can be registered, or is to be.
+/// Ranges of which only a part can be registered, or only a part is requested.
 using namespace pinflow;
 using namespace pinflow::detail;
 
@@ -161,7 +161,7 @@ TEST_CASE("pin: a budget below 16 pieces has smaller pieces") {
     CHECK(worker.report().registered_bytes == 5 * mebibyte);
 }
 
-TEST_CASE("pin: all or nothing registers nothing beyond the budget") {
+TEST_CASE("pin: without allow_partial, nothing of a file above the budget is registered") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 4 * mebibyte);
     fake_locker locker;
@@ -205,7 +205,7 @@ TEST_CASE("pin: a piece that cannot be registered leaves the others registered")
     CHECK_FALSE(contains(worker.report().reason, "more failure"));
 }
 
-TEST_CASE("pin: all or nothing ends at the first piece that is refused") {
+TEST_CASE("pin: without allow_partial, registering ends at the first piece that is refused") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 8 * page);
     fake_locker locker;

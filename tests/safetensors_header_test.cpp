@@ -385,7 +385,7 @@ TEST_CASE("safetensors header: wrong metadata is refused in the same words, kept
         };
         CHECK(std::abs(byte_of(checked) - byte_of(kept)) <= 12);
     }
-    // behind a string that was left out
+    // a mistake after a string that is only checked, not kept
     const auto [kept, checked] = refusals(beginning + "\"}   ,   ;}");
     CHECK(contains(kept, "not valid JSON at byte"));
     CHECK(checked == kept);

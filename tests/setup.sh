@@ -1,5 +1,5 @@
 # Sourced by the scripts that start from a bare machine. Sets $root, PATH, HOME and LC_ALL, takes stdin from /dev/null,
-# and defines the functions below. Run by itself, it installs what a build needs, that of the Python package included.
+# and defines the functions below. Run by itself, it installs what builds of the library and of the Python package need.
 # Debian 12 and Ubuntu 24.04 are supported; packages come from the distribution only.
 # shellcheck shell=bash
 

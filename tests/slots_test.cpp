@@ -402,7 +402,7 @@ TEST_CASE("slots: several consumers get every batch, once and with its data") {
     for (std::thread& consumer : consumers) {
         consumer.join();
     }
-    waits.release(batch_count);  // when none was waited for
+    waits.release(batch_count);  // lets the copies end if no consumer has waited
     std::ranges::sort(got);
     std::vector<std::uint64_t> all(batch_count);
     std::iota(all.begin(), all.end(), std::uint64_t{0});
@@ -452,7 +452,7 @@ TEST_CASE(
     };
     std::future<slot*> slow = std::async(std::launch::async, [&] {
         slot* const leased = pool->lease();
-        waiting.open();  // when it did not wait
+        waiting.open();  // in case `lease` did not wait
         return leased;
     });
     waiting.wait();
@@ -596,7 +596,7 @@ TEST_CASE("slots: undoing a lease moves `reached` back to its batch, and leasing
     const auto third = leased(2);
     CHECK(reached() == 3);
     CHECK(pool->collected().batches == 3);
-    CHECK(pool->collected().ready_sum == 3 + 2 + 1);  // as each was leased the last time
+    CHECK(pool->collected().ready_sum == 3 + 2 + 1);  // when each was leased for the last time
     // if a batch is undone after `lease` has returned null, the delivery has not ended, and `wall` continues
     CHECK(pool->lease() == nullptr);
     CHECK(pool->collected().ended);

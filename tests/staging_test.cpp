@@ -58,7 +58,7 @@ TEST_CASE("staging: neighbouring buffers are worked on at the same time") {
         first.open();
         one.cpu.synchronize();
         other.cpu.synchronize();
-        ring.copies().synchronize();  // buffers are cleared at first
+        ring.copies().synchronize();  // the constructor has enqueued the clearing of buffers
         CHECK(done == 2);
         CHECK(ring.done());
     });
