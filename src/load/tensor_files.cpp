@@ -121,8 +121,8 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
     for (const std::filesystem::path& path : paths) {
         // without a working directory there is no absolute path
         std::error_code no_folder;
-        std::filesystem::path absolute = std::filesystem::absolute(path, no_folder);
-        opened->absolute_paths.push_back(no_folder ? path : std::move(absolute));
+        opened->absolute_paths.push_back(std::filesystem::absolute(path, no_folder));
+        if (no_folder) opened->absolute_paths.back() = path;
     }
     opened->paths = std::move(paths);
     std::vector<listed_file> listed = list_files(opened->paths);
