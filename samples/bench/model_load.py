@@ -74,7 +74,7 @@ def forget(paths):
 
 
 def dd_rate(paths, readers, flags):
-    """GB/s of dd processes that each read a part of every file."""
+    """GB/s of dd: the files are read one after the other, each by `readers` processes that read a part of it."""
     forget(paths)
     block = 4 << 20
     commands = []
