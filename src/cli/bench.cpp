@@ -93,7 +93,7 @@ double parse_staged_share(const std::string& text) {
 /// Empty when help was asked for.
 std::optional<bench_arguments> parse_bench_arguments(const argument_list& arguments) {
     CLI::App app(
-        "Measures the link to the device and back, and the rates of streams, shuffled batches, and rows\n"
+        "Measures the link to the device and back, and the rates of streams, of shuffled batches, of rows\n"
         "gathered and scattered by index, and of loading a model. Streamed and exchanged data and the first\n"
         "load are checked. Each repetition uses new indices. Rates are medians, but those of epoch 1 and of\n"
         "the first load are of one run, and plan estimates the rates of scatters from gathers. Ratios are\n"
