@@ -77,9 +77,9 @@ class EmbeddingTable:
     Args:
         rows, columns: the shape of the table.
         dtype: of the weights: 'float32', 'float16', 'bfloat16', or a dtype of PyTorch. State is float32.
-        optimizer: a rule of FlatParameters: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw', 'adamax',
-            'nadam', 'radam', 'asgd', 'sparse_adam'; or 'rowwise_adagrad'. `lr` and the
-            other settings have the names and default values of torch.optim.
+        optimizer: a rule of FlatParameters: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw',
+            'adamax', 'nadam', 'radam', 'asgd', 'sparse_adam'; or 'rowwise_adagrad'. `lr` and the other settings have
+            the names and default values of torch.optim (those of 'rowwise_adagrad' are Adagrad's).
         weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); these depend on `seed`
             and on the row alone. Or a function of (first, end) that returns the weights of these rows, as an array
             of the shape (end - first, columns); it is called for all rows, some at a time, in their order.

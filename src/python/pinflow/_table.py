@@ -84,7 +84,7 @@ class RowTable:
             out: a contiguous tensor or array on the table's device, of shape (len(ids), ...). None: a new one, of
                 PyTorch on a GPU, of numpy on the host.
             stream: the stream on which the rows are used: a handle or an object. None: PyTorch's current one if PyTorch
-                is loaded, otherwise the legacy default stream. The call only enqueues on a GPU.
+                is loaded, otherwise the legacy default stream. On a GPU, the call only enqueues.
 
         Raises:
             InvalidArgument: a row number is negative, or not below the number of rows. Numbers in device memory are
