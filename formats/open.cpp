@@ -1,8 +1,6 @@
 #include "pinflow/formats/open.hpp"
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
 
 #include <algorithm>
 #include <atomic>
@@ -218,9 +216,7 @@ std::vector<source_pointer> rows_of_matches(const file_and_name& source, opening
             }
         }
     };
-    if (paths.size() > 1) detail::start_worker_threads();
-    tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
-    tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, paths.size(), open_at, context); });
+    detail::run_in_parallel(paths.size(), open_at);
 
     std::vector<source_pointer> sources;
     sources.reserve(paths.size());

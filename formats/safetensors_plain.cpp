@@ -1,8 +1,5 @@
 #include "formats/safetensors_plain.hpp"
 
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
-
 #include <algorithm>
 #include <cstdint>
 #include <exception>
@@ -136,6 +133,9 @@ bool read_tensor(plain_text& text, safetensors_entry& tensor) {
 /// the text is plain. If it is not, it may be cut elsewhere; then read_part refuses at least one part.
 std::vector<std::string_view> parts_of(std::string_view json, std::size_t part_bytes) {
     std::vector<std::string_view> parts;
+    // starting the worker threads takes longer than parsing a header of 1 MiB
+    constexpr std::size_t min_parts = 16;
+    if (json.size() / part_bytes < min_parts) return {json};
     while (json.size() > part_bytes) {
         bool is_quoted =
             std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(part_bytes), '"') % 2 != 0;
@@ -200,8 +200,10 @@ std::optional<safetensors_header> joined(std::vector<plain_part> parts) {
     }
     header.tensors = std::move(parts.front().tensors);
     header.tensors.reserve(count);
-    for (plain_part& part : std::span(parts).subspan(1))
+    for (plain_part& part : std::span(parts).subspan(1)) {
         std::ranges::move(part.tensors, std::back_inserter(header.tensors));
+        part.tensors = {};  // frees the memory
+    }
     return header;
 }
 
@@ -221,14 +223,7 @@ std::optional<safetensors_header> parse_plain_header(std::string_view json,
         parts[i].is_plain =
             (i != 0 || text.take('{')) && read_part(text, i + 1 == texts.size(), complete, parts[i]);
     };
-    if (texts.size() == 1) {
-        read(0);
-    } else {
-        start_worker_threads();
-        tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
-        tbb::this_task_arena::isolate(
-            [&] { tbb::parallel_for(std::size_t{0}, texts.size(), read, context); });
-    }
+    run_in_parallel(texts.size(), read);
     return joined(std::move(parts));
 }
 

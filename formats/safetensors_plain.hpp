@@ -8,7 +8,7 @@
 
 namespace pinflow::detail {
 
-/// Longer headers are parsed in parts of about this size, in parallel.
+/// Headers of 1 MiB and more are parsed in parts of about this size, in parallel.
 inline constexpr std::size_t plain_part_bytes = std::size_t{64} << 10;
 
 /// Parses the JSON of a header as known writers usually make it: ASCII, strings without escapes, a tensor
@@ -17,7 +17,7 @@ inline constexpr std::size_t plain_part_bytes = std::size_t{64} << 10;
 /// @param complete called for each tensor, with the two data_offsets as `offset_bytes` and `size_bytes`.
 /// Several threads call it at once if there are several parts. If it throws for tensors of a plain header,
 /// the exception for the one that comes first in the header is thrown.
-/// @param part_bytes a longer header is parsed in parts of about this size.
+/// @param part_bytes the size of parts. A header of less than 16 times that size is one part.
 /// @return nothing for any other header, valid or not. Names may occur twice.
 std::optional<safetensors_header> parse_plain_header(std::string_view json,
                                                      void (*complete)(safetensors_entry& tensor),

@@ -5,12 +5,14 @@
 #include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "pinflow/array.hpp"
 #include "pinflow/device.hpp"
@@ -110,6 +112,33 @@ TEST_CASE("worker_threads: after fork there is one thread, and the reason names 
                    };
                    return is_alone(2) && is_alone(3);
                });
+    }));
+}
+
+TEST_CASE(
+    "worker_threads: run_in_parallel makes all calls, in a forked process with the calling thread alone") {
+    const auto calls_all = [](bool by_this_thread) {
+        std::vector<std::atomic<int>> calls(1000);
+        std::atomic<bool> elsewhere = false;
+        const auto self = std::this_thread::get_id();
+        detail::run_in_parallel(calls.size(), [&](std::size_t i) {
+            ++calls[i];
+            if (std::this_thread::get_id() != self) elsewhere = true;
+        });
+        return std::ranges::all_of(calls, [](const auto& count) { return count == 1; }) &&
+               !(by_this_thread && elsewhere);
+    };
+    CHECK(holds_in_child([&] {
+        const auto throws_seven = [](std::size_t i) {
+            if (i == 7) throw error("seven");
+        };
+        bool has_thrown = false;
+        try {
+            detail::run_in_parallel(50, throws_seven);
+        } catch (const error&) {
+            has_thrown = true;
+        }
+        return has_thrown && calls_all(false) && holds_in_child([&] { return calls_all(true); });
     }));
 }
 

@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 #include <tbb/info.h>
+#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -175,6 +177,17 @@ worker_threads::worker_threads(unsigned wanted) {
 
 void start_worker_threads() {
     worker_pool::process().start_for_cores();
+}
+
+void run_in_parallel(std::size_t count, const std::function<void(std::size_t)>& work) {
+    if (count <= 1 || worker_pool::process().is_forked()) {
+        for (std::size_t i = 0; i < count; ++i)
+            work(i);
+        return;
+    }
+    start_worker_threads();
+    tbb::task_group_context context(tbb::task_group_context::isolated);
+    tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, count, work, context); });
 }
 
 }  // namespace pinflow::detail

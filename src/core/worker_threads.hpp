@@ -2,6 +2,8 @@
 
 #include <tbb/global_control.h>
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,5 +39,10 @@ class worker_threads {
 /// that the system cannot start as many. Call it before parallel work that does not use `worker_threads`.
 /// Only the first call costs anything.
 void start_worker_threads();
+
+/// Calls work(0) to work(count - 1) on the workers and the calling thread. Other oneTBB work of the caller
+/// neither runs meanwhile on the calling thread nor cancels this. In a forked process, whose workers stayed
+/// in the parent, the calling thread makes all calls. Throws what one of the calls throws.
+void run_in_parallel(std::size_t count, const std::function<void(std::size_t)>& work);
 
 }  // namespace pinflow::detail

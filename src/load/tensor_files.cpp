@@ -1,8 +1,5 @@
 #include <fmt/format.h>
 #include <fnmatch.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
-#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <numeric>
@@ -51,11 +48,6 @@ listed_file list_file(const std::filesystem::path& path) {
 /// Opens the files, in parallel.
 std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths) {
     std::vector<listed_file> listed(paths.size());
-    if (paths.size() == 1) {
-        listed[0] = list_file(paths[0]);
-        return listed;
-    }
-    detail::start_worker_threads();
     std::vector<std::exception_ptr> failures(paths.size());
     const auto list = [&](std::size_t i) {
         try {
@@ -64,8 +56,7 @@ std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& pa
             failures[i] = std::current_exception();
         }
     };
-    tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
-    tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, paths.size(), list, context); });
+    detail::run_in_parallel(paths.size(), list);
     for (const std::exception_ptr& failure : failures) {
         if (failure) std::rethrow_exception(failure);
     }
