@@ -419,7 +419,7 @@ TEST_CASE("convert: arrays that cannot be converted are exit status 1, add no fi
     }
 }
 
-TEST_CASE("convert: a type in brackets is shown as it was given, and a file in brackets is a path") {
+TEST_CASE("arguments: a type in brackets is shown as it was given, and a file in brackets is a path") {
     const temporary_folder folder;
     write_file(folder / "[a].npy", npy("<f4", "(2,)", counting_bytes(8)));
     const tool_result result =
@@ -429,6 +429,8 @@ TEST_CASE("convert: a type in brackets is shown as it was given, and a file in b
     const auto home = std::filesystem::current_path();
     std::filesystem::current_path(folder.path());
     CHECK(run_tool({"convert", "[a].npy", "[b].npy"}).status == 0);
+    write_file("[a,b].npy", npy("<f4", "(2,)", counting_bytes(8)));
+    CHECK(run_tool({"stream", "--device", "host", "--json", "[a,b].npy"}).status == 0);
     std::filesystem::current_path(home);
     CHECK(std::filesystem::exists(folder / "[b].npy"));
 }

@@ -37,7 +37,7 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
     std::vector<std::string> reversed(arguments);
     for (std::size_t i = 0; i < reversed.size(); ++i) {
         const CLI::Option* const flag = i == 0 ? nullptr : app.get_option_no_throw(arguments[i - 1]);
-        const bool is_value = flag != nullptr && flag->nonpositional() && flag->get_type_size() > 0;
+        const bool is_value = flag != nullptr && flag->nonpositional() && flag->get_items_expected_max() > 0;
         if (reversed[i].starts_with('[') && !is_value) reversed[i].insert(0, "./");
     }
     std::ranges::reverse(reversed);  // the order in which CLI11 takes them
