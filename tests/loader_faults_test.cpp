@@ -166,8 +166,8 @@ TEST_CASE("loader: can be destroyed at any moment") {
                     auto batch = loader.next(stream);
                     if (batch && leased.empty() && random() % 2 == 0) leased.push_back(std::move(*batch));
                 }
-                // then the next batch is in that stage, or past it
-                reached.wait();
+                // then the next batch is in that stage or past it, or anywhere
+                if (random() % 2 == 0) reached.wait();
             }
             if (!leased.empty() && i % 10 == 0) CHECK(holds_its_rows(leased[0], stream));
         }
