@@ -6,9 +6,10 @@ the CPU):
 
 Writes beside itself settings.txt (the names, in order), gradients.npy (steps x elements, float32), first.npy (the
 parameters before the first step), torch32.npy and torch64.npy (settings x recorded steps x elements), average64.npy
-(the averaged parameters of "asgd averaging"), and late64.npy (settings of LATE_STATES x late steps x elements): the
-parameters after a single step, which counts as the 1,500th, the 20,000th or the millionth. That step begins with the
-states of late_state.npy, in the order of LATE_STATES.
+(the averaged parameters of "asgd averaging"), late_state.npy (3 x elements, float32), and late64.npy (settings of
+LATE_STATES x late steps x elements): the parameters after a single step, which counts as the 1,500th, the 20,000th or
+the millionth. That step begins with the parameters of first.npy. Row k of late_state.npy is state k of every setting,
+as LATE_STATES names them.
 """
 import pathlib
 
