@@ -231,7 +231,8 @@ void note_stack(record& shared, const call_stack& stack, std::uint64_t hash) {
     if (shared == nullptr || is_inside) return false;
     const inside here;
     if (wanted.what == target::kind::call) return false;
-    const call_stack stack = current_stack(allocation_depth, 4);  // itself, this, allocate, operator new
+    // skips four frames: current_stack, fails_here, allocate, operator new
+    const call_stack stack = current_stack(allocation_depth, 4);
     const std::uint64_t hash = hash_of(stack);
     if (wanted.what == target::kind::nothing) {
         note_stack(*shared, stack, hash);
