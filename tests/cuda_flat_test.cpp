@@ -101,7 +101,8 @@ TEST_CASE("cuda flat: steps and norms in both directions have the bits of the ho
     const stream stream(gpu);
     const device host = device::host();
     const pinflow::stream host_stream(host);
-    // more than a pack for each thread of a GPU; below and above the size from which checks change direction
+    // more packs than threads; a step passes through the buffers in the direction of its check if they are
+    // small (400,003), and in the opposite direction if they are large
     for (const std::uint64_t length : {400'003U, 2'000'003U}) {
         std::vector<parameter_spec> specs;
         for (const char* const type : {"<f4", "bfloat16", "<f2", "<f8"}) {

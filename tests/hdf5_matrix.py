@@ -3,10 +3,10 @@
 hdf5_matrix.py check           exits with 77 when there is no h5py
 hdf5_matrix.py write FOLDER    writes files with many combinations of layout, filters, type, user block and chunk shape
 
-manifest.json: "datasets", of each its file and name; numpy's spelling of its type; its shape, array types included;
-whether its elements are contiguous in the file; how many rows of a chunk can be taken from the file as they are, or 0;
-where expected.bin has its elements, first as they are stored, then little-endian. "refused", of each file, name, and
-what the sentence says.
+manifest.json has two lists. An entry of "datasets" has the file, the name, numpy's spelling of the type, the shape with
+the axes of an array type, whether the elements are contiguous in the file ("together"), how many rows of a chunk can be
+taken from the file as they are, or 0, and where expected.bin has the elements: first as they are stored, then
+little-endian. An entry of "refused" has the file, the name, and a part of the reason that its listing must give.
 """
 
 import json

@@ -5,9 +5,10 @@ hdf5_metadata_files.py write FOLDER   writes files of many layouts, chunk indexe
 
 datasets.txt has a line for each dataset that opens: file, name, type, lengths, storage, lengths of a chunk, filters,
 fill value (hexadecimal, empty for zeros), number; NUMBER.raw are its elements as they are stored, in C order.
-refused.txt has one for each that does not: file, name, a part of the sentence, "$" for its end. damaged.txt has the
-same for those that open but cannot be read, and at the end "twice" if the damage shows only when a chunk is decoded
-twice with different results, otherwise "once". listed.txt: file, all names in their order.
+refused.txt has a line for each dataset that does not open: file, name, and a part of the error message, in which "$"
+stands for the end of the message. damaged.txt has a line for each dataset that opens but cannot be read: the same, and
+"twice" if the damage shows only when a chunk is decoded twice with different results, otherwise "once". A line of
+listed.txt has a file and all names that its listing must have, in their order.
 """
 
 import ctypes

@@ -12,7 +12,7 @@
 /// much memory as a test allows.
 class measured_backend final : public fake_cuda_backend {
  public:
-    /// The largest piece of device memory, and of page-locked memory.
+    /// Larger requests for device memory, and for page-locked memory, fail.
     std::uint64_t max_allocated_bytes = ~std::uint64_t{0};
     std::uint64_t max_pinned_bytes = ~std::uint64_t{0};
     /// Called before device memory is allocated, the first step of a measurement.

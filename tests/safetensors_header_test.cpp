@@ -310,7 +310,7 @@ TEST_CASE("safetensors header: is parsed from pieces of any size, without its me
 TEST_CASE("safetensors header: a plain header gives the same tensors and errors in parts of any size") {
     std::vector<std::string> entries;
     for (int i = 0; i < 40; ++i) {
-        // names with everything that a cut looks for
+        // names with the characters that separate tensors, where the parser divides a header into parts
         const std::string name =
             std::vector<std::string>{"a", "},", "{}", ",", "x},y", ": {"}[static_cast<std::size_t>(i % 6)] +
             std::to_string(i);
