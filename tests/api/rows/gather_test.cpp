@@ -369,7 +369,8 @@ TEST_CASE("rows: vectors of indices can be passed to calls and groups directly")
         stream.synchronize();
         CHECK(rows.holds(gathered(content, 24, {19, 0, 7, 1, 19})));
         exchange.gather(with_sign, rows.data());
-        exchange.scatter(some, rows.data());  // rows 1 and 19, and once more row 7
+        // `rows` begins with rows 1 and 19, and row 7 of the gather before
+        exchange.scatter(some, rows.data());
         CHECK(table.holds(scattered(content, 24, some, gathered(content, 24, {1, 19, 7}))));
         exchange.check();
     });
