@@ -90,7 +90,7 @@ PYTHON
 # ---- running it ------------------------------------------------------------------------------------------------------
 
 runs=0 refused=0 failures=0
-declare -A digests=()  # of streams without limits; other results without limits are in expected/
+declare -A digests=()  # of streams, from the first run of each; other results of first runs are in expected/
 # Called in the subshell that becomes the tool.
 # shellcheck disable=SC2317
 limit() { :; }
@@ -143,7 +143,7 @@ run() {
     if [ $status = 0 ] && [ "$lines" = 0 ]; then
         if is_right "$@"; then return; fi
         failures=$((failures + 1))
-        printf '%s: pinflow %s: another result than without limits\n' "$at" "$*"
+        printf '%s: pinflow %s: another result than in the first run\n' "$at" "$*"
         return
     fi
     if [ $status = 1 ] && [ "$lines" = 1 ] && grep -q '^pinflow: error: ' stderr; then
@@ -173,7 +173,7 @@ run_corpus() {
     done
 }
 
-# The limit number $1 of all steps from $2 to $3.
+# between STEP FIRST LAST: prints the limit of a step. Step 1 has the limit FIRST, the last of several has LAST.
 between() { printf '%d' $(($2 + ($3 - $2) * ($1 - 1) / (steps > 1 ? steps - 1 : 1))); }
 
 # make_group CONTROLLER: sets `group`, or says why the mode is skipped
