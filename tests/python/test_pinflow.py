@@ -623,7 +623,7 @@ class SourceTest(Folder):
             gc.collect()
             if watched() is None:
                 break
-            time.sleep(0.01)  # references that other threads gave up are dropped between two steps of Python
+            time.sleep(0.01)  # what other threads release is dropped later, in a pending call of the interpreter
         self.assertIsNone(watched())
 
     def test_python_ends_while_a_loader_reads(self):
@@ -761,7 +761,7 @@ class PackageTest(Folder):
     def test_its_library_can_be_loaded_after_others(self):
         dynamic = subprocess.run(["readelf", "-d", pinflow._native.__file__], capture_output=True, text=True, check=True)
         self.assertIn("NEEDED", dynamic.stdout)
-        self.assertNotIn("STATIC_TLS", dynamic.stdout)  # little is left for libraries loaded later
+        self.assertNotIn("STATIC_TLS", dynamic.stdout)  # libraries loaded later find little static TLS space
 
     def test_devices(self):
         self.assertEqual(pinflow.devices()[0]["name"], "host")
