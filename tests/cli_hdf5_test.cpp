@@ -278,7 +278,7 @@ TEST_CASE("cli hdf5: a child refuses a file that is not the one that was opened"
 
 TEST_CASE("cli hdf5: a child runs under limits, and has only the descriptors that it needs") {
     ++cases_run;
-    // more descriptors than the child may have open; it inherits all of them from this process
+    // more descriptors than the child may have open: it inherits them from this process, and must close them
     std::vector<int> inherited(40);
     for (int& descriptor : inherited)
         descriptor = ::open("/dev/null", O_RDONLY);

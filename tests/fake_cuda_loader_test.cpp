@@ -30,8 +30,8 @@
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// A loader for a device that page-locks, which is the host under another name: every transfer of a GPU,
-// without one.
+// Loaders for a device that page-locks, which is the host under another name. They use every transfer of a
+// GPU, and need no GPU.
 
 using namespace pinflow;
 

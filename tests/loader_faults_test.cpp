@@ -166,7 +166,7 @@ TEST_CASE("loader: can be destroyed at any moment") {
                     auto batch = loader.next(stream);
                     if (batch && leased.empty() && random() % 2 == 0) leased.push_back(std::move(*batch));
                 }
-                // then the next batch is in that stage or past it, or anywhere
+                // half of the loaders are destroyed only once the next batch is in that stage or past it
                 if (random() % 2 == 0) reached.wait();
             }
             if (!leased.empty() && i % 10 == 0) CHECK(holds_its_rows(leased[0], stream));

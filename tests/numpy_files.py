@@ -5,8 +5,8 @@ numpy_files.py write FOLDER    writes arrays, and what numpy thinks of many head
 numpy_files.py read FOLDER     compares the arrays that C++ wrote with numpy's reading and writing of them
 
 A manifest has a line for each array: name, dtype, 1 for Fortran order, lengths; NAME.npy is the file, and
-NAME.raw the elements in C order. Of arrays that numpy wrote, NAME ends in _default when the header is the one
-that numpy chooses, and NAME.fields holds the elements of each field of a structured array, field after field.
+NAME.raw the elements in C order. If numpy wrote the array, NAME.fields holds the elements of each field of a
+structured array, field after field. If its NAME ends in _default, pinflow must write the same header as numpy.
 """
 
 import io

@@ -1,4 +1,5 @@
-# Fails unless README.md shows the function `train` of samples/stream_to_device.cpp, which is compiled and run, word for word.
+# Fails unless README.md shows, word for word, the function `train` of samples/stream_to_device.cpp, a sample that tests
+# compile and run.
 #     cmake -P tests/readme_check.cmake
 
 cmake_path(GET CMAKE_CURRENT_LIST_DIR PARENT_PATH root)

@@ -46,7 +46,7 @@ class code_table {
     wide value(unsigned code) const { return values_[code]; }
     unsigned first_special() const { return first_special_; }
 
-    /// The code of the number nearest to a non-negative one, the even one of two.
+    /// The code of the number nearest to a non-negative one. If two are equally near, the even code.
     unsigned nearest(wide magnitude) const {
         const auto above = std::ranges::lower_bound(values_, magnitude);
         if (above == values_.end()) return first_special_;

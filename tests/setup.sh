@@ -48,7 +48,7 @@ need_packages() {
     "${apt_get[@]}" install --yes --no-install-recommends "${missing[@]}"
 }
 
-# What building the library, the tool, the samples and the tests needs, and running the tests.
+# Installs what is needed to build the library, the tool, the samples and the tests, and to run the tests.
 need_build_packages() {
     need_packages g++ cmake ninja-build libtbb-dev libboost-dev libfmt-dev libcli11-dev nlohmann-json3-dev \
         libdeflate-dev libhdf5-dev liblzf-dev librandom123-dev libxxhash-dev xxhash zlib1g-dev doctest-dev python3 python3-numpy python3-h5py
