@@ -188,9 +188,11 @@ class campaign {
             found.calls.resize(std::max<std::size_t>(found.calls.size(), threads));
             for (unsigned thread = 0; thread < threads; ++thread)
                 found.calls[thread] = std::max(found.calls[thread], result.record.calls[thread].load());
-            found.stacks.assign(result.record.stacks.begin(),
+            found.stacks.insert(found.stacks.end(), result.record.stacks.begin(),
                                 result.record.stacks.begin() + result.record.stack_count);
         }
+        std::ranges::sort(found.stacks);
+        found.stacks.erase(std::ranges::unique(found.stacks).begin(), found.stacks.end());
         return found;
     }
 
