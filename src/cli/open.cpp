@@ -48,8 +48,8 @@ source_argument find_source(const std::string& text) {
 
 void check_stacks(bool stack, const source_argument& source) {
     if (stack && !source.is_pattern())
-        throw usage_error(fmt::format("--stack needs a pattern of several files, which '{}' is not: {}",
-                                      source.path, quote_pattern));
+        throw usage_error(
+            fmt::format("--stack needs a pattern, which '{}' is not: {}", source.path, quote_pattern));
 }
 
 std::string names_of(const std::vector<array_listing>& arrays) {

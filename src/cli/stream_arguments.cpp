@@ -190,7 +190,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     if (!parse(app, arguments)) return std::nullopt;
 
     if (parsed.stack && std::ranges::none_of(parsed.files, is_pattern)) {
-        throw usage_error(fmt::format("--stack needs a pattern of several files: {}", quote_pattern));
+        throw usage_error(fmt::format("--stack needs a pattern: {}", quote_pattern));
     }
     loader_options& options = parsed.options;
     options.device = parse_device(device_name);
