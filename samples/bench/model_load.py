@@ -128,7 +128,7 @@ def measure(name, load, size, link, check, prepare=lambda: None):
         try:
             tensors = load()
             torch.cuda.synchronize()
-        except Exception as failure:  # of a peer
+        except Exception as failure:  # of any loader, pinflow's too: the others are measured all the same
             print(f"{name:44} failed: {failure!r:.100}", flush=True)
             return
         seconds.append(time.perf_counter() - start)
