@@ -92,7 +92,7 @@ inline std::string differs_for(std::string_view bytes, std::uint64_t file_size_b
         return parse_safetensors_text([&] { return std::exchange(text, {}); }, data_offset, file_size_bytes,
                                       safetensors_metadata::kept);
     });
-    for (const std::size_t part_bytes : {plain_part_bytes, std::size_t{100}, std::size_t{1}}) {
+    for (const std::size_t part_bytes : {plain_part_bytes, 1 + bytes.size() % 100}) {
         const outcome first = outcome_of([&] {
             return parse_safetensors_bytes(as_bytes(bytes), file_size_bytes, safetensors_metadata::kept,
                                            part_bytes);
