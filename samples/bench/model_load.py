@@ -4,12 +4,13 @@
     python3 samples/bench/model_load.py [--dir DIR] [--gb N] [--only WORDS] [--cold]
 
 Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are
-in the page cache. Then each loader loads all of them six times; for a loader that fails or is not installed, the error
-is printed. Prints the seconds of the first load and the median rate of the others in GB/s, beside the rate of the link:
-the median of 9 copies of 256 MiB from page-locked memory. The first load is checked by a checksum of each tensor. Last
-come half of every matrix along axis 1, 20,000 tensors of 64 KiB in one file (of the first load, every 97th is
-compared), and save_file. With --cold, only pinflow and `dd` read the files, which the page cache forgets before each
-run; `dd` has 1 to 16 readers, through the page cache and past it.
+in the page cache. Then each loader loads all of them six times. If a peer fails or is not installed, its error is
+printed and the others go on; if a load of pinflow fails, the program ends. Prints the seconds of the first load and the
+median rate of the others in GB/s, beside the rate of the link: the median of 9 copies of 256 MiB from page-locked
+memory. The first load is checked by a checksum of each tensor. Last come half of every matrix along axis 1, 20,000
+tensors of 64 KiB in one file (of the first load, every 97th is compared), and save_file. With --cold, only pinflow and
+`dd` read the files, which the page cache forgets before each run; `dd` has 1 to 16 readers, through the page cache and
+past it.
 """
 
 import argparse
