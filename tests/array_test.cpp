@@ -160,7 +160,7 @@ TEST_CASE("array_view: tells C order from Fortran order and from neither") {
              {{2, 1, 3}, {12, 999, 4}, true, false},
              {{2, 1, 3}, {4, 999, 8}, false, true},
              {{1, 1, 1}, {1, 2, 3}, true, true},
-             // and without elements none is
+             // in an array without elements, no stride is used
              {{0}, {1'000}, true, true},
              {{3, 0}, {1, 1}, true, true},
              {{0, 3}, {-5, 100}, true, true},

@@ -32,7 +32,7 @@ namespace {
 constexpr std::uint64_t mebibyte = std::uint64_t{1} << 20;
 constexpr std::uint64_t row_bytes = 256 * 1024;
 
-/// A number of /proc/self/status, which counts in KiB, in bytes.
+/// The number `name` of /proc/self/status, converted from KiB to bytes.
 std::uint64_t own_status_bytes(const std::string& name) {
     std::ifstream status("/proc/self/status");
     for (std::string line; std::getline(status, line);) {

@@ -89,7 +89,7 @@ rows_pointer open_stacked(const std::string& text) {
 
 // ---- many files -------------------------------------------------------------------------------------------
 
-// first, while this process has no other threads: a child would have none of them
+// Must be the first case: it forks, and a forked child lacks the threads that other cases start.
 TEST_CASE("open patterns: a thousand files open in a process that may open few") {
     const temporary_folder folder;
     const std::string at = folder.path().string();

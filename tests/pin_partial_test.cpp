@@ -271,7 +271,7 @@ TEST_CASE("pin: an array whose last page may hold other memory is not registered
     CHECK_FALSE(registers(100, 8 * page));
     CHECK_FALSE(registers(100, 100));
     CHECK(registers(100, 8 * page - 100));
-    // one memory in two mappings
+    // the array ends in the last page of its mapping, but the next mapping continues the memory
     REQUIRE(::madvise(memory.data(), 9 * page, MADV_DONTDUMP) == 0);
     CHECK_FALSE(registers(100, 9 * page - 200));
     // the mapping ends with this page, so memory that begins in it also ends in it

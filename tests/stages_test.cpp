@@ -121,7 +121,7 @@ TEST_CASE("stages: one thread runs all batches of several epochs, in groups of a
         std::vector<unsigned> seen(95, 0);
         std::uint64_t batches = 0;
         while (batches < 30) {
-            // until only the consumer can continue; at the end, one slot at a time
+            // runs until only the consumer can continue: groups of `together` slots, then single slots
             while (loader.work->run_one(together)) {
             }
             while (loader.work->run_one(1)) {

@@ -133,7 +133,7 @@ TEST_CASE("planner of samples: pages are registered if their rows come often eno
     }
     CHECK(transfer_of(gpu, mapped(4 * kib, 8 * gib, 1)) == transfer::staged);
     CHECK(transfer_of(in_order(gpu), mapped(4 * kib, 8 * gib, 1)) == transfer::read);
-    // few cores register ahead of the reader
+    // with 4 cores, pages that the reader has passed are registered only if their rows come again
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), once).pages->registers_rest);
     CHECK(plan_of(with_cores(in_order(gpu), 4), often).pages->registers_rest);
     CHECK_FALSE(plan_of(with_cores(in_order(gpu), 4), often).pages->is_awaited);
@@ -185,7 +185,7 @@ TEST_CASE("planner of samples: small arrays of files are held beside the largest
     CHECK(transfers(requested(gpu, transfer::staged), {images, mapped(8, mib)}) == flags{false, true});
     CHECK(transfers(requested(in_order(host), transfer::view), {images, mapped(8, mib)}) ==
           flags{false, false});
-    // within a quarter of what the loader may take
+    // held arrays take at most a quarter of the memory that the loader may take
     sample_facts little = gpu;
     little.memory_bytes = 4 * mib;
     CHECK(transfers(little, {images, mapped(8, 2 * mib), mapped(8, mib)}) == flags{false, false, true});
