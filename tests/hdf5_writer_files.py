@@ -47,7 +47,7 @@ def verify(dataset, folder, entry):
     equal("shuffle", dataset.shuffle, bool(chunks))
     if not chunks:
         offset = dataset.id.get_offset()
-        equal("being somewhere", offset is not None, expected.size > 0)
+        equal("having an offset", offset is not None, expected.size > 0)
         equal("alignment", (offset or 0) % entry["alignment"], 0)
     if "skipped" in entry:
         masks = {dataset.id.get_chunk_info(number).filter_mask for number in range(dataset.id.get_num_chunks())}
