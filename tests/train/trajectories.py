@@ -59,7 +59,8 @@ SETTINGS = {
     "sparse_adam": (torch.optim.SparseAdam, dict()),
     "sparse_adam betas": (torch.optim.SparseAdam, dict(lr=1e-2, betas=(0.8, 0.99), eps=1e-4)),
 }
-# Settings whose rules depend on the number of the step, with the names of their states.
+# The settings for late steps, with the names of their states. Their rules depend on the number of the step, as do those
+# of some other settings.
 LATE_STATES = {
     "adagrad decay": ["sum"],
     "adam": ["exp_avg", "exp_avg_sq"],
