@@ -143,8 +143,8 @@ TEST_CASE("cuda flat: steps and norms in both directions have the bits of the ho
 }
 
 TEST_CASE(
-    "cuda flat: a gradient that is not a number is found by forward checks in first and last place, by "
-    "backward checks in the middle") {
+    "cuda flat: a gradient that is not a number is found in first, middle and last place, in both "
+    "directions") {
     const device gpu = device::cuda(0);
     const stream stream(gpu);
     constexpr std::uint64_t count = 1'300'001;
@@ -157,8 +157,7 @@ TEST_CASE(
             CHECK(flat.read_progress(stream).skipped == ++skipped);
             put(flat.gradient(0) + place * 4, std::vector<float>{1}, stream);
             flat.step_async(stream);
-            // three steps for each place: both checks that find it there go in one direction, those of the
-            // next place in the other
+            // three steps from check to check of a place, so that the second one begins at the other end
             if (step == 0) flat.step_async(stream);
             CHECK(flat.read_progress(stream).skipped == skipped);
         }
