@@ -157,7 +157,8 @@ TEST_CASE(
             CHECK(flat.read_progress(stream).skipped == ++skipped);
             put(flat.gradient(0) + place * 4, std::vector<float>{1}, stream);
             flat.step_async(stream);
-            // three steps from check to check of a place, so that the second one begins at the other end
+            // Each step of buffers this small reverses the direction. Without a third step, both NaNs would
+            // be looked for from the same end.
             if (step == 0) flat.step_async(stream);
             CHECK(flat.read_progress(stream).skipped == skipped);
         }

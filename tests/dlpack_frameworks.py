@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Batches as tensors of numpy, PyTorch, CuPy and JAX, those that are installed: dlpack_frameworks.py BRIDGE
 
-BRIDGE is the library of dlpack_bridge.cpp. On a machine without a GPU, numpy and JAX alone. Exits with
-77 without numpy.
+BRIDGE is the library of dlpack_bridge.cpp. Without a GPU, only numpy and JAX are tested. Exits with 77
+without numpy.
 """
 
 import ctypes

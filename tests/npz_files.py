@@ -5,8 +5,8 @@ npz_files.py write FOLDER    writes archives by numpy and by zipfile
 npz_files.py read FOLDER     compares the archives that C++ wrote with numpy's reading of them
 
 A manifest has a line for each array: archive, name, type, 1 for Fortran order, lengths, number; NUMBER.raw are the
-elements in C order, and NUMBER.little the same with every number little-endian. Those of C++ lack the Fortran order and
-NUMBER.little.
+elements in C order, and NUMBER.little the same with every number little-endian. A manifest that C++ wrote does not say
+whether the order is Fortran's, and has no files NUMBER.little.
 """
 
 import io
