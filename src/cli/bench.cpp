@@ -133,8 +133,10 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "half of them are moved by one call");
     add("--route", route, "auto|direct|copy|staged|hybrid",
         "gather, scatter, duplex, plan: how rows are moved");
-    app.add_flag("--tune", parsed.options.tunes,
-                 "gather, scatter, duplex: measure the routes first, and take the fastest (plan always does)")
+    app.add_flag(
+           "--tune", parsed.options.tunes,
+           "gather, scatter, duplex: measure the routes first, and take the fastest (plan always does);\n"
+           "nothing is measured on the host, or if --route is not auto")
         ->disable_flag_override();
     add("--blocks", blocks, "N",
         "gather, scatter, duplex, plan: thread blocks on the routes direct and hybrid. Gather blocks have "

@@ -25,7 +25,7 @@ struct bench_options {
     std::uint64_t batches = 64;  ///< gather, scatter, duplex: per repetition; plan: bound on its group
     unsigned known = 8;          ///< batches that are known ahead, at least 2
     row_route route = row_route::automatic;
-    bool tunes = false;       ///< measures the routes first
+    bool tunes = false;       ///< measures the routes first, unless `route` is set
     unsigned blocks = 0;      ///< thread blocks on the routes direct and hybrid; 0 lets the planner choose
     double staged_share = 0;  ///< share of rows that the route hybrid stages; 0 lets the planner choose
     std::uint64_t epochs = 5;

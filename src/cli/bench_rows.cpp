@@ -75,7 +75,7 @@ struct sizes {
     unsigned together() const {
         return static_cast<unsigned>(std::min<std::uint64_t>(max_known / 2, batches));
     }
-    /// Rows of the largest call: of a group, or of a group that `plan` measures.
+    /// Rows of the largest call: of a group of this work, or of the largest group that `plan` measures.
     std::uint64_t max_call_rows() const {
         return std::max(batch_rows * together(),
                         detail::measured_rows(row_bytes, detail::saturated(batch_rows, max_group)));

@@ -136,7 +136,7 @@ target_argument parse_target(const std::string& text) {
         throw usage_error(fmt::format("'{}' ends in a colon without a name after it", text));
     }
     if (!split.named) split.name = "data";
-    // a member answers to its name with and without the extension, which is added when it is written
+    // names of members are given with or without .npy, which npz_writer appends
     if (*format == file_format::npz && split.name.size() > 4 && split.name.ends_with(".npy")) {
         split.name.resize(split.name.size() - 4);
     }
