@@ -382,6 +382,17 @@ class failing_resource final : public memory_resource {
 
 }  // namespace
 
+TEST_CASE("load: without a working directory, a relative path is a file that does not exist") {
+    const temporary_folder folder;
+    const auto home = std::filesystem::current_path();
+    const std::filesystem::path gone = folder / "gone";
+    std::filesystem::create_directory(gone);
+    std::filesystem::current_path(gone);
+    std::filesystem::remove(gone);
+    CHECK_THROWS_AS(tensor_files({"a.safetensors"}), system_failure);
+    std::filesystem::current_path(home);
+}
+
 TEST_CASE("load: if memory is exhausted midway, the error is that of the resource, and all memory is freed") {
     const temporary_folder folder;
     std::vector<model_tensor> tensors;
