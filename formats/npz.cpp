@@ -1,9 +1,7 @@
 #include "pinflow/formats/npz.hpp"
 
 #include <fmt/format.h>
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
-#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <array>
@@ -246,9 +244,7 @@ void inflate_all(std::span<inflated_member> members, const detail::read_bytes& r
             throw;
         }
     };
-    detail::start_worker_threads();
-    tbb::task_group_context context(tbb::task_group_context::isolated);  // not to be cancelled by callers
-    tbb::parallel_for(std::size_t{0}, threads, work, context);
+    detail::run_in_parallel(threads, work);
 }
 
 std::vector<array> open_members(const archive& archive, std::span<const std::string> names) {
