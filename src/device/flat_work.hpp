@@ -32,16 +32,12 @@ struct flat_segment {
     flat_type type = flat_type::float32;
 };
 
-/// Numbers that checks and steps change, in device memory, so that a step can be replayed in a CUDA graph.
+/// Numbers that steps change, in device memory, so that a step can be replayed in a CUDA graph.
 struct flat_control {
-    std::uint64_t steps = 0;      ///< that have been made
-    std::uint64_t skipped = 0;    ///< because of gradients that are not finite
-    double norm = 0;              ///< of the gradients, at the last check
-    double coefficient = 1;       ///< of clipping, in the next step: see factor_of
-    std::uint32_t found = 0;      ///< 1 if the last check found gradients that are not finite
-    std::uint32_t found_now = 0;  ///< the same, of the running check
-    std::uint32_t counted_blocks =
-        0;  ///< of the running kernel: that have begun the step, or ended the check
+    std::uint64_t steps = 0;         ///< that have been made
+    std::uint64_t skipped = 0;       ///< because of gradients that are not finite
+    double norm = 0;                 ///< of the gradients, in the last step that followed a check
+    std::uint32_t begun_blocks = 0;  ///< thread blocks that have begun the running step
 };
 
 /// The buffers of one object. All pointers are to device memory.
@@ -61,7 +57,7 @@ struct flat_buffers {
     bool has_masters = false;
     bool has_doubles = false;  ///< whether there are segments of float64
     flat_control* control = nullptr;
-    double* sums = nullptr;  ///< norm_sum_count(pack_count) of them
+    double* sums = nullptr;  ///< checked_sum of each chunk, norm_sum_count(pack_count) of them
     /// The factor by which the loss, and so each gradient, was multiplied (torch.amp.GradScaler's scale).
     /// Null: 1.
     const float* scale = nullptr;
@@ -69,36 +65,55 @@ struct flat_buffers {
     const float* found = nullptr;
 };
 
-/// A check of all gradients before a step, which also computes the norm.
+/// A check of all gradients: computes the sums that the step after it reads.
 struct gradient_check {
     flat_buffers buffers;
     bool backwards = false;  ///< a GPU goes from the end of the buffers to the start
-    bool clips = false;      ///< sets the coefficient so that the norm becomes `max_norm` at most
-    double max_norm = 0;
 };
 
 /// One step.
 struct flat_step {
     flat_buffers buffers;
     rule_kind rule = rule_kind::adam;
-    /// The step changes nothing if the last check, of the same gradients, found any that are not finite.
-    bool skips = false;
     bool backwards = false;      ///< a GPU goes from the end of the buffers to the start
     bool follows_check = false;  ///< enqueued right after a check of the same gradients
+    bool skips = false;          ///< changes nothing if the check found gradients that are not finite
+    bool clips = false;          ///< multiplies the gradients so that their norm becomes `max_norm` at most
     bool clamps = false;
+    double max_norm = 0;
     double max_magnitude = 0;  ///< of each element of the gradients, if `clamps`
 };
 
 // The order in which the norm is summed, on every device. Thread t of a chunk reads the packs t, t +
 // norm_threads and so on. Its sum e takes the squares of element e of each pack; then it adds its sums as
 // (0 + 1) + (2 + 3). The sums of the threads are added in pairs at a distance of norm_threads / 2,
-// norm_threads / 4, and so on. The sums of the chunks are added in the same way.
+// norm_threads / 4, and so on. The sums of the chunks are added in the same way: thread t takes t, t +
+// norm_threads and so on.
 inline constexpr unsigned norm_threads = 256;
-inline constexpr unsigned norm_rounds = 4;
-inline constexpr std::uint64_t packs_of_chunk = std::uint64_t{norm_threads} * norm_rounds;
+/// Each thread block of a step adds all sums, so there are few.
+inline constexpr std::uint64_t max_norm_sums = 1024;
+inline constexpr std::uint64_t min_norm_rounds = 4;
 
+/// What each thread of a chunk reads.
+PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t norm_rounds(std::uint64_t pack_count) {
+    constexpr std::uint64_t packs_of_round = max_norm_sums * norm_threads;
+    const std::uint64_t rounds = (pack_count + packs_of_round - 1) / packs_of_round;
+    return rounds < min_norm_rounds ? min_norm_rounds : rounds;
+}
+PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t packs_of_chunk(std::uint64_t pack_count) {
+    return norm_rounds(pack_count) * norm_threads;
+}
 PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t norm_sum_count(std::uint64_t pack_count) {
-    return (pack_count + packs_of_chunk - 1) / packs_of_chunk;
+    return (pack_count + packs_of_chunk(pack_count) - 1) / packs_of_chunk(pack_count);
+}
+
+/// What a check stores for a chunk: the sum of squares, with a negative sign if gradients are not finite. (A
+/// sum of squares of finite doubles may be infinite.)
+PINFLOW_DETAIL_HOST_DEVICE inline double checked_sum(double sum, bool finite) {
+    return copysign(sum, finite ? 1.0 : -1.0);
+}
+PINFLOW_DETAIL_HOST_DEVICE inline bool is_finite_sum(double checked) {
+    return copysign(1.0, checked) > 0;
 }
 
 /// A 16-bit parameter's value: that of the master copy, unless others have written to the parameter since.
@@ -107,28 +122,29 @@ PINFLOW_DETAIL_HOST_DEVICE inline Real value_of(Stored parameter, Real master) {
     return cast_scalar<Stored>(master).bits == parameter.bits ? master : cast_scalar<Real>(parameter);
 }
 
-/// Whether a step changes nothing: `skips` is set and the last check found gradients that are not finite, or
-/// the caller's `found` is not 0.
-PINFLOW_DETAIL_HOST_DEVICE inline bool skips_step(const flat_step& work) {
-    const flat_buffers& buffers = work.buffers;
-    return (work.skips && buffers.control->found != 0) || (buffers.found != nullptr && *buffers.found != 0);
-}
-
-/// What the next step multiplies the gradients by.
-PINFLOW_DETAIL_HOST_DEVICE inline double factor_of(const flat_buffers& buffers) {
-    const double factor = buffers.control->coefficient;
-    return buffers.scale == nullptr ? factor : factor / static_cast<double>(*buffers.scale);
-}
-
-/// What a step reads of the control, and of the caller's numbers.
+/// What a step needs to know about its gradients.
 struct step_start {
-    std::uint64_t number;  ///< of the step, from 1 on
-    double factor;         ///< of the gradients
-    bool skipped;
+    double norm;    ///< 0 without a check
+    double factor;  ///< that they are multiplied by
+    bool skipped;   ///< the step changes nothing
 };
 
-PINFLOW_DETAIL_HOST_DEVICE inline step_start start_of(const flat_step& work) {
-    return {work.buffers.control->steps + 1, factor_of(work.buffers), skips_step(work)};
+/// `sum` is that of the squares of all gradients, and `finite` tells whether all are finite, if the step
+/// follows a check.
+PINFLOW_DETAIL_HOST_DEVICE inline step_start start_of(const flat_step& work, double sum, bool finite) {
+    const flat_buffers& buffers = work.buffers;
+    const bool is_scaled = buffers.scale != nullptr;
+    const double scale = is_scaled ? static_cast<double>(*buffers.scale) : 1.0;
+    step_start start{0, 1, false};
+    if (work.follows_check) start.norm = is_scaled ? sqrt(sum) / scale : sqrt(sum);
+    if (work.clips) {
+        // as torch.nn.utils.clip_grad_norm_
+        const double ratio = work.max_norm / (start.norm + 1e-6);
+        start.factor = ratio >= 1 ? 1.0 : ratio;
+    }
+    if (is_scaled) start.factor /= scale;
+    start.skipped = (work.skips && !finite) || (buffers.found != nullptr && *buffers.found != 0);
+    return start;
 }
 
 /// What happens to the gradients of a step before the rule sees them.
@@ -152,28 +168,14 @@ PINFLOW_DETAIL_HOST_DEVICE inline Real apply_change(const gradient_change<Real>&
     return change.clamps ? limited : gradient;
 }
 
-/// Ends a check: `sum` is that of the squares of all gradients.
-PINFLOW_DETAIL_HOST_DEVICE inline void finish_check(const gradient_check& work, double sum, bool found,
-                                                    flat_control& control) {
-    double norm = sqrt(sum);
-    if (work.buffers.scale != nullptr) norm /= static_cast<double>(*work.buffers.scale);
-    control.norm = norm;
-    control.found = found ? 1 : 0;
-    if (work.clips) {
-        // as torch.nn.utils.clip_grad_norm_
-        const double ratio = work.max_norm / (norm + 1e-6);
-        control.coefficient = ratio >= 1 ? 1.0 : ratio;
-    }
-}
-
-PINFLOW_DETAIL_HOST_DEVICE inline void finish_step(bool skipped, flat_control& control) {
-    if (skipped) {
+PINFLOW_DETAIL_HOST_DEVICE inline void finish_step(const flat_step& work, const step_start& start) {
+    flat_control& control = *work.buffers.control;
+    if (work.follows_check) control.norm = start.norm;
+    if (start.skipped) {
         ++control.skipped;
     } else {
         ++control.steps;
     }
-    control.coefficient = 1;
-    control.found = 0;
 }
 
 }  // namespace pinflow::detail

@@ -246,14 +246,16 @@ void flat_parameters::step_async(stream_view stream) {
     detail::device_backend& backend = own.device.backend();
     const bool checks = (skips || max_norm) && own.buffers.pack_count != 0;
     if (checks) {
-        backend.check_gradients({own.buffers, own.backwards, max_norm.has_value(), max_norm.value_or(0)},
-                                stream.native_handle());
+        backend.check_gradients({own.buffers, own.backwards}, stream.native_handle());
         // after a check of few gradients the cache still has what the step before it left there
         if (own.buffer_bytes > max_cached_bytes) own.backwards = !own.backwards;
     }
-    detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind, skips};
+    detail::flat_step step{own.buffers, detail::layout_of(own.groups.front()).kind};
     step.backwards = own.backwards;
     step.follows_check = checks;
+    step.skips = checks && skips;
+    step.clips = checks && max_norm.has_value();
+    step.max_norm = max_norm.value_or(0);
     step.clamps = max_magnitude.has_value();
     step.max_magnitude = max_magnitude.value_or(0);
     backend.update_parameters(step, stream.native_handle());

@@ -28,15 +28,6 @@ __device__ const flat_segment& segment_at(const flat_buffers& buffers, std::uint
     return index < flat_buffers::max_near_segments ? buffers.near_segments[index] : buffers.segments[index];
 }
 
-/// Whether the calling thread is the last one of those that call it, one in each block of a kernel. Sets
-/// counted_blocks back to 0 then.
-__device__ bool is_last_thread(flat_control& control) {
-    __threadfence();
-    if (atomicAdd(&control.counted_blocks, 1U) + 1 != gridDim.x) return false;
-    control.counted_blocks = 0;
-    return true;
-}
-
 // From compute capability 9.0 on, blocks of a kernel that is launched with launch_early may start once all
 // blocks of the kernel before it have called start_next_kernel. They must wait before they touch what it
 // writes.
@@ -55,6 +46,42 @@ __device__ void start_next_kernel() {
 #endif
 }
 
+// ---- sums ------------------------------------------------------------------------------------------------
+
+/// Adds the totals of all threads of a block in the order that flat_work.hpp gives; the result is thread 0's.
+/// The threads synchronise before another call.
+__device__ double sum_of_threads(double total) {
+    constexpr unsigned warp_threads = 32;
+    __shared__ double totals[norm_threads];
+    totals[threadIdx.x] = total;
+    for (unsigned distance = norm_threads / 2; distance >= warp_threads; distance /= 2) {
+        __syncthreads();
+        if (threadIdx.x < distance) totals[threadIdx.x] += totals[threadIdx.x + distance];
+    }
+    total = totals[threadIdx.x];
+    for (unsigned distance = warp_threads / 2; distance != 0; distance /= 2)
+        total += __shfl_down_sync(~0U, total, distance);
+    return total;
+}
+
+/// The sum of all chunks' sums, thread 0's, and whether all gradients are finite.
+/// The block has norm_threads threads.
+__device__ double sum_of_chunks(const flat_buffers& buffers, bool& finite) {
+    const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
+    double total = 0;
+    int negative = 0;
+#pragma unroll
+    for (unsigned round = 0; round != max_norm_sums / norm_threads; ++round) {
+        const std::uint64_t chunk = round * norm_threads + threadIdx.x;
+        if (chunk >= chunks) continue;
+        const double checked = __ldcg(buffers.sums + chunk);
+        total += fabs(checked);
+        if (!is_finite_sum(checked)) negative = 1;
+    }
+    finite = __syncthreads_or(negative) == 0;
+    return sum_of_threads(total);
+}
+
 // ---- a step ----------------------------------------------------------------------------------------------
 
 /// What a thread reads and writes of each buffer at a time.
@@ -71,49 +98,70 @@ struct block_step {
     typename Rule::template step<Real> rule;
     decay_step<Real> decay;
     gradient_change<Real> change;
-    bool skipped;
 };
 
-/// Waits for the previous kernel, lets the next one start, and reads what all segments of a step need. One
-/// thread of each block calls it.
-__device__ void begin_step(const flat_step& work, step_start& start) {
-    wait_for_work_before();
-    start_next_kernel();
-    start = start_of(work);
+/// What a step is prepared of, in shared memory: copied by the threads, a word by each, which takes the time
+/// of one load.
+struct step_inputs {
+    flat_control control;  ///< at the beginning of the step
+    rule_numbers numbers;  ///< of the segment's group
+};
+static_assert(update_threads == norm_threads);  // a step sums what a check has found
+constexpr unsigned control_words = sizeof(flat_control) / sizeof(std::uint64_t);
+constexpr unsigned input_words = sizeof(step_inputs) / sizeof(std::uint64_t);
+static_assert(sizeof(step_inputs) == sizeof(flat_control) + sizeof(rule_numbers) &&
+              input_words <= update_threads && input_words * sizeof(std::uint64_t) == sizeof(step_inputs));
+
+/// A word of the inputs. A kernel that starts early may find what the step before has left in the first-level
+/// cache, so this reads past it.
+__device__ std::uint64_t input_word(const flat_step& work, const flat_segment& segment, unsigned index) {
+    const auto* const control = reinterpret_cast<const std::uint64_t*>(work.buffers.control);
+    const auto* const numbers = reinterpret_cast<const std::uint64_t*>(work.buffers.groups + segment.group);
+    return __ldcg(index < control_words ? control + index : numbers + (index - control_words));
 }
+
+/// Once the work before the step has ended, sums what a check has found, and lets the next kernel start. All
+/// threads of a block call it; `start`, in shared memory, is valid after they synchronise.
+__device__ void begin_step(const flat_step& work, step_start& start) {
+    double sum = 0;
+    bool finite = true;
+    if (work.follows_check) {
+        wait_for_work_before();
+        sum = sum_of_chunks(work.buffers, finite);
+    }
+    if (threadIdx.x != 0) return;
+    start_next_kernel();
+    start = start_of(work, sum, finite);
+}
+
 /// Ends a step once all blocks have begun it. One thread of each block calls it.
 __device__ void end_step(const flat_step& work, const step_start& start) {
     flat_control& control = *work.buffers.control;
-    if (is_last_thread(control)) finish_step(start.skipped, control);
+    __threadfence();
+    if (atomicAdd(&control.begun_blocks, 1U) + 1 != gridDim.x) return;
+    control.begun_blocks = 0;
+    finish_step(work, start);
 }
 
+/// What does not depend on a check.
 template <typename Rule, typename Real>
-__device__ __noinline__ void prepare_block(const flat_step& work, const rule_numbers& numbers,
-                                           const step_start& start, block_step<Rule, Real>& step) {
-    step.rule = Rule::template prepare<Real>(numbers, start.number);
-    step.decay = prepare_decay<Real>(numbers);
-    step.change = prepare_change<Real>(work, start.factor);
-    step.skipped = start.skipped;
+__device__ __noinline__ void prepare_rule(const step_inputs& inputs, block_step<Rule, Real>& step) {
+    step.rule = Rule::template prepare<Real>(inputs.numbers, inputs.control.steps + 1);
+    step.decay = prepare_decay<Real>(inputs.numbers);
 }
 
-/// Updates the packs of one segment. The first segment also begins and ends the step. `start` is in shared
-/// memory.
+/// Updates the packs of one segment. The first segment also begins and ends the step. `inputs` and `start`
+/// are in shared memory.
 template <typename Rule, typename Stored, typename Real>
 __device__ void update_segment(const flat_step& work, const flat_segment& segment, bool is_first,
-                               step_start& start) {
+                               step_inputs& inputs, step_start& start) {
     constexpr unsigned states = Rule::state_count;
     const flat_buffers& buffers = work.buffers;
-    // The first update waits for what prepare_block makes of the group's numbers and the control. So the
-    // numbers are loaded first, and so is the control, unless the work follows a check. Each thread loads a
-    // word, so that the numbers take the time of one load.
-    __shared__ rule_numbers numbers;
-    constexpr unsigned number_words = sizeof(rule_numbers) / sizeof(std::uint64_t);
-    static_assert(number_words <= update_threads && sizeof(rule_numbers) % sizeof(std::uint64_t) == 0);
+    // Loaded first, because the first update waits for what is prepared of them. Later segments keep the
+    // control, which the last block to begin the step changes.
+    const bool has_word = threadIdx.x < input_words && (is_first || threadIdx.x >= control_words);
     std::uint64_t word = 0;
-    if (threadIdx.x < number_words)
-        word = reinterpret_cast<const std::uint64_t*>(buffers.groups + segment.group)[threadIdx.x];
-    const bool begins_now = is_first && !work.follows_check;
-    if (begins_now && threadIdx.x == 0) begin_step(work, start);
+    if (has_word) word = input_word(work, segment, threadIdx.x);
 
     pack<Stored>* const parameters = packs_at<Stored>(buffers.parameters, segment.parameter_bytes);
     const pack<Stored>* const gradients = packs_at<Stored>(buffers.gradients, segment.parameter_bytes);
@@ -146,18 +194,16 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
     auto& shared = *reinterpret_cast<block_step<Rule, Real>*>(memory);
     element_packs<Rule, Stored, Real> packs;
     if (next < count) packs = load(next);
-    if (threadIdx.x < number_words) reinterpret_cast<std::uint64_t*>(&numbers)[threadIdx.x] = word;
+    if (has_word) reinterpret_cast<std::uint64_t*>(&inputs)[threadIdx.x] = word;
     __syncthreads();  // all threads are done with the last segment
-    if (threadIdx.x == 0) {
-        if (is_first && !begins_now) begin_step(work, start);
-        prepare_block(work, numbers, start, shared);
-    }
+    if (threadIdx.x == 0) prepare_rule(inputs, shared);
+    if (is_first) begin_step(work, start);
+    if (threadIdx.x == 0) shared.change = prepare_change<Real>(work, start.factor);
     __syncthreads();
     // another warp than that of the thread that prepares the step
     if (is_first && threadIdx.x == update_threads - 1) end_step(work, start);
+    if (start.skipped) return;
     const block_step<Rule, Real> now = shared;
-
-    if (now.skipped) return;
     while (next < count) {
         for (unsigned e = 0; e < pack_elements; ++e) {
             Real value = 0;
@@ -194,49 +240,34 @@ __global__ void __launch_bounds__(update_threads, update_blocks(Doubles))
     // After a check, the first loads need not wait: the check writes nothing that they read, and it has
     // waited for all work before itself.
     if (!work.follows_check) wait_for_work_before();
+    __shared__ step_inputs inputs;
     __shared__ step_start start;
     const flat_buffers& buffers = work.buffers;
     for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
         const flat_segment& segment = segment_at(buffers, work.backwards ? buffers.segment_count - 1 - i : i);
         switch (segment.type) {
             case flat_type::float16:
-                update_segment<Rule, half_bits, float>(work, segment, i == 0, start);
+                update_segment<Rule, half_bits, float>(work, segment, i == 0, inputs, start);
                 break;
             case flat_type::bfloat16:
-                update_segment<Rule, bfloat16_bits, float>(work, segment, i == 0, start);
+                update_segment<Rule, bfloat16_bits, float>(work, segment, i == 0, inputs, start);
                 break;
             case flat_type::float32:
-                update_segment<Rule, float, float>(work, segment, i == 0, start);
+                update_segment<Rule, float, float>(work, segment, i == 0, inputs, start);
                 break;
             case flat_type::float64:
-                if constexpr (Doubles) update_segment<Rule, double, double>(work, segment, i == 0, start);
+                if constexpr (Doubles)
+                    update_segment<Rule, double, double>(work, segment, i == 0, inputs, start);
                 break;
         }
     }
-    if (buffers.segment_count == 0 && threadIdx.x == 0) {
+    if (buffers.segment_count == 0) {
         begin_step(work, start);
-        end_step(work, start);
+        if (threadIdx.x == 0) end_step(work, start);
     }
 }
 
 // ---- the check of the gradients --------------------------------------------------------------------------
-
-/// Adds up the sums of all threads of a block in the order that flat_work.hpp gives; the result is thread
-/// 0's.
-__device__ double sum_of_threads(const double (&sums)[pack_elements]) {
-    constexpr unsigned warp_threads = 32;
-    __shared__ double totals[norm_threads];
-    __syncthreads();
-    totals[threadIdx.x] = (sums[0] + sums[1]) + (sums[2] + sums[3]);
-    for (unsigned distance = norm_threads / 2; distance >= warp_threads; distance /= 2) {
-        __syncthreads();
-        if (threadIdx.x < distance) totals[threadIdx.x] += totals[threadIdx.x + distance];
-    }
-    double total = totals[threadIdx.x];
-    for (unsigned distance = warp_threads / 2; distance != 0; distance /= 2)
-        total += __shfl_down_sync(~0U, total, distance);
-    return total;
-}
 
 template <typename Stored, typename Real>
 __device__ bool add_squares(const flat_buffers& buffers, const flat_segment& segment, std::uint64_t at,
@@ -260,15 +291,14 @@ __global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_con
     // not before: the first loads of a step after the check rely on the wait
     start_next_kernel();
     const flat_buffers& buffers = work.buffers;
-    flat_control& control = *buffers.control;
     const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
-    bool finite = true;
+    const std::uint64_t packs = packs_of_chunk(buffers.pack_count);
     for (std::uint64_t place = blockIdx.x; place < chunks; place += gridDim.x) {
         const std::uint64_t chunk = work.backwards ? chunks - 1 - place : place;
         double sums[pack_elements] = {};
-        const std::uint64_t begin = chunk * packs_of_chunk;
-        const std::uint64_t end =
-            begin + packs_of_chunk < buffers.pack_count ? begin + packs_of_chunk : buffers.pack_count;
+        bool finite = true;
+        const std::uint64_t begin = chunk * packs;
+        const std::uint64_t end = begin + packs < buffers.pack_count ? begin + packs : buffers.pack_count;
         for (std::uint32_t i = 0; i < buffers.segment_count; ++i) {
             const flat_segment& segment = segment_at(buffers, i);
             if (segment.end_pack <= begin || segment.begin_pack >= end) continue;
@@ -295,22 +325,10 @@ __global__ void __launch_bounds__(norm_threads) check_gradients(const __grid_con
                     break;
             }
         }
-        const double sum = sum_of_threads(sums);
-        if (threadIdx.x == 0) buffers.sums[chunk] = sum;
+        finite = __syncthreads_and(finite) != 0;
+        const double sum = sum_of_threads((sums[0] + sums[1]) + (sums[2] + sums[3]));
+        if (threadIdx.x == 0) buffers.sums[chunk] = checked_sum(sum, finite);
     }
-    // only threads that found a gradient that is not finite use an atomic
-    if (!finite) atomicOr(&control.found_now, 1U);
-    __shared__ bool is_last;
-    __syncthreads();
-    if (threadIdx.x == 0) is_last = is_last_thread(control);
-    __syncthreads();
-    if (!is_last) return;
-    double sums[pack_elements] = {};
-#pragma unroll 4
-    for (std::uint64_t chunk = threadIdx.x; chunk < chunks; chunk += norm_threads)
-        sums[0] += __ldcg(&buffers.sums[chunk]);
-    const double sum = sum_of_threads(sums);
-    if (threadIdx.x == 0) finish_check(work, sum, atomicExch(&control.found_now, 0U) != 0, control);
 }
 
 __global__ void set_value(double* destination, double value) {

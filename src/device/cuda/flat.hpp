@@ -8,7 +8,7 @@ namespace pinflow::detail::cuda {
 /// Threads per block of `update_flat`, and the blocks that a multiprocessor runs at a time.
 inline constexpr unsigned update_threads = 256;
 constexpr unsigned update_blocks(bool doubles) {
-    return doubles ? 2 : 4;
+    return doubles ? 2 : 3;
 }
 
 /// kernel(flat_step), one for each rule: launch blocks of update_threads. All thread blocks read

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -83,16 +82,13 @@ Real add_squares(double* sums, const Stored* values, std::uint64_t count) {
     return (worst[0] + worst[1]) + (worst[2] + worst[3]);
 }
 
-struct chunk_result {
-    double sum = 0;
-    bool finite = true;
-};
-
-chunk_result check_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
+/// The checked_sum of a chunk.
+double check_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
     double sums[norm_threads][pack_elements] = {};
     bool finite = true;
-    std::uint64_t pack = chunk * packs_of_chunk;
-    const std::uint64_t end = std::min(pack + packs_of_chunk, buffers.pack_count);
+    const std::uint64_t packs = packs_of_chunk(buffers.pack_count);
+    std::uint64_t pack = chunk * packs;
+    const std::uint64_t end = std::min(pack + packs, buffers.pack_count);
     const flat_segment* segment = buffers.segments;
     while (segment->end_pack <= pack)
         ++segment;
@@ -115,7 +111,7 @@ chunk_result check_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
             finite = finite && worst == 0;
         });
     }
-    return {sum_of_threads(sums), finite};
+    return checked_sum(sum_of_threads(sums), finite);
 }
 
 // ---- a step ----------------------------------------------------------------------------------------------
@@ -155,6 +151,18 @@ void update(Stored* parameters, const Stored* gradients, std::array<Real*, Rule:
     }
 }
 
+step_start begin_step(const flat_step& work) {
+    if (!work.follows_check) return start_of(work, 0, true);
+    const flat_buffers& buffers = work.buffers;
+    double totals[norm_threads][pack_elements] = {};
+    bool finite = true;
+    for (std::uint64_t chunk = 0; chunk < norm_sum_count(buffers.pack_count); ++chunk) {
+        totals[chunk % norm_threads][0] += std::abs(buffers.sums[chunk]);
+        finite = finite && is_finite_sum(buffers.sums[chunk]);
+    }
+    return start_of(work, sum_of_threads(totals), finite);
+}
+
 /// Updates packs of one segment.
 template <typename Rule, typename Stored, typename Real>
 void update_packs(const flat_buffers& buffers, const flat_segment& segment, std::uint64_t begin,
@@ -179,27 +187,15 @@ void update_packs(const flat_buffers& buffers, const flat_segment& segment, std:
 
 void check(const gradient_check& work) {
     const flat_buffers& buffers = work.buffers;
-    flat_control& control = *buffers.control;
-    const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
-    std::atomic<bool> finite = true;
-    tbb::parallel_for(std::uint64_t{0}, chunks, [&](std::uint64_t chunk) {
-        const chunk_result result = check_chunk(buffers, chunk);
-        buffers.sums[chunk] = result.sum;
-        if (!result.finite) finite = false;
-    });
-    double totals[norm_threads][pack_elements] = {};
-    for (std::uint64_t chunk = 0; chunk < chunks; ++chunk)
-        totals[chunk % norm_threads][0] += buffers.sums[chunk];
-    finish_check(work, sum_of_threads(totals), !finite, control);
+    tbb::parallel_for(std::uint64_t{0}, norm_sum_count(buffers.pack_count),
+                      [&](std::uint64_t chunk) { buffers.sums[chunk] = check_chunk(buffers, chunk); });
 }
 
 void step(const flat_step& work) {
     const flat_buffers& buffers = work.buffers;
-    flat_control& control = *buffers.control;
-    const bool skipped = skips_step(work);
-    if (!skipped) {
-        const std::uint64_t number = control.steps + 1;
-        const double factor = factor_of(buffers);
+    const step_start start = begin_step(work);
+    if (!start.skipped) {
+        const std::uint64_t number = buffers.control->steps + 1;
         visit_rule(work.rule, [&](auto rule) {
             using rule_type = decltype(rule);
             for_packs(buffers, packs_of_task,
@@ -211,13 +207,13 @@ void step(const flat_step& work) {
                               const step_numbers<rule_type, number_type> now{
                                   rule_type::template prepare<number_type>(numbers, number),
                                   prepare_decay<number_type>(numbers),
-                                  prepare_change<number_type>(work, factor)};
+                                  prepare_change<number_type>(work, start.factor)};
                               update_packs<rule_type, stored>(buffers, segment, begin, end, now);
                           });
                       });
         });
     }
-    finish_step(skipped, control);
+    finish_step(work, start);
 }
 
 }  // namespace pinflow::detail::host_flat

@@ -13,44 +13,47 @@
 using namespace pinflow;
 
 TEST_CASE("flat parameters: clip_norm scales the gradients of one step, and leaves those in memory") {
-    std::vector<double> norms;
-    on_each_device([&](const device& device) {
-        const stream stream(device);
-        const std::vector<parameter_spec> specs{{"a", dtype::of<float>(), {100'003}},
-                                                {"b", dtype::of<float>(), {5}}};
-        flat_parameters flat(specs, {sgd{.rate = 1}}, stream);
-        const auto a = random_values(100'003, 1);
-        const auto b = random_values(5, 2);
-        put(flat.gradient(0), a, stream);
-        put(flat.gradient(1), b, stream);
-        double squares = 0;
-        for (const auto* const values : {&a, &b}) {
-            for (const float value : *values)
-                squares += static_cast<double>(value) * static_cast<double>(value);
-        }
-        const double norm = std::sqrt(squares);
+    for (const std::uint64_t length : {100'003U, 5'000'003U}) {
+        std::vector<double> norms;
+        on_each_device([&](const device& device) {
+            CAPTURE(length);
+            const stream stream(device);
+            const std::vector<parameter_spec> specs{{"a", dtype::of<float>(), {length}},
+                                                    {"b", dtype::of<float>(), {5}}};
+            flat_parameters flat(specs, {sgd{.rate = 1}}, stream);
+            const auto a = random_values(length, 1);
+            const auto b = random_values(5, 2);
+            put(flat.gradient(0), a, stream);
+            put(flat.gradient(1), b, stream);
+            double squares = 0;
+            for (const auto* const values : {&a, &b}) {
+                for (const float value : *values)
+                    squares += static_cast<double>(value) * static_cast<double>(value);
+            }
+            const double norm = std::sqrt(squares);
 
-        flat.clip_norm(norm / 4);
-        flat.step_async(stream);
-        norms.push_back(flat.read_progress(stream).norm);
-        CHECK(norms.back() == doctest::Approx(norm).epsilon(1e-12));
-        CHECK(norms.back() == norms.front());  // the same bits on every device
-        CHECK(same_bits(values_of<float>(flat.gradient(0), a.size(), stream), a));
-        const auto after = values_of<float>(flat.parameter(1), 5, stream);
-        for (std::size_t i = 0; i < 5; ++i)
-            CHECK(after[i] == doctest::Approx(-b[i] / 4).epsilon(1e-6));
+            flat.clip_norm(norm / 4);
+            flat.step_async(stream);
+            norms.push_back(flat.read_progress(stream).norm);
+            CHECK(norms.back() == doctest::Approx(norm).epsilon(1e-12));
+            CHECK(norms.back() == norms.front());  // the same bits on every device
+            CHECK(same_bits(values_of<float>(flat.gradient(0), a.size(), stream), a));
+            const auto after = values_of<float>(flat.parameter(1), 5, stream);
+            for (std::size_t i = 0; i < 5; ++i)
+                CHECK(after[i] == doctest::Approx(-b[i] / 4).epsilon(1e-6));
 
-        // the next step is not clipped, and neither is one with a smaller norm
-        flat.step_async(stream);
-        const auto whole = values_of<float>(flat.parameter(1), 5, stream);
-        for (std::size_t i = 0; i < 5; ++i)
-            CHECK(whole[i] == after[i] - b[i]);
-        flat.clip_norm(2 * norm);
-        flat.step_async(stream);
-        const auto unclipped = values_of<float>(flat.parameter(1), 5, stream);
-        for (std::size_t i = 0; i < 5; ++i)
-            CHECK(unclipped[i] == whole[i] - b[i]);
-    });
+            // the next step is not clipped, and neither is one with a smaller norm
+            flat.step_async(stream);
+            const auto whole = values_of<float>(flat.parameter(1), 5, stream);
+            for (std::size_t i = 0; i < 5; ++i)
+                CHECK(whole[i] == after[i] - b[i]);
+            flat.clip_norm(2 * norm);
+            flat.step_async(stream);
+            const auto unclipped = values_of<float>(flat.parameter(1), 5, stream);
+            for (std::size_t i = 0; i < 5; ++i)
+                CHECK(unclipped[i] == whole[i] - b[i]);
+        });
+    }
 }
 
 TEST_CASE("flat parameters: clip_value limits each element in one step") {
@@ -114,6 +117,19 @@ TEST_CASE("flat parameters: a step with gradients that are not finite is made, s
                 }
             }
         }
+    });
+}
+
+TEST_CASE("flat parameters: finite gradients whose norm is infinite do not skip a step") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        flat_parameters flat =
+            one_parameter<double>(9000, sgd{.rate = 1}, stream, {.nonfinite = nonfinite_gradients::skip});
+        put(flat.gradient(0), std::vector<double>(9000, 1e200), stream);
+        flat.step_async(stream);
+        CHECK(values_of<double>(flat.parameter(0), 9000, stream) == std::vector<double>(9000, -1e200));
+        CHECK(std::isinf(flat.read_progress(stream).norm));
+        CHECK(flat.read_progress(stream).steps == 1);
     });
 }
 
