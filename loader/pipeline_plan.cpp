@@ -13,7 +13,9 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
         return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
     };
     if (has(transfer::view)) return {1, profile.min_slots, 0};
-    const bool is_buffered = std::ranges::any_of(plans, &transfer_plan::is_buffered);
+    // of an array whose pages are registered, the buffers take few rows
+    const bool is_buffered =
+        std::ranges::any_of(plans, [](const transfer_plan& plan) { return plan.is_buffered && !plan.pages; });
     const std::uint64_t wanted_bytes = sample.on_host                       ? profile.host_group_bytes
                                        : is_buffered || has(transfer::read) ? profile.read_group_bytes
                                                                             : profile.group_bytes;
@@ -30,18 +32,31 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
             is_buffered ? profile.max_groups_filled : 0};
 }
 
+namespace {
+
+/// Whether an array's rows, or those whose pages are not registered yet, may pass through shared buffers.
+/// Kernels read such rows in the slots.
+bool can_be_buffered(const transfer_plan& plan) {
+    if (plan.main() == transfer::copy_engine) return plan.fallback && plan.pages && !plan.pages->is_required;
+    return plan.main() == transfer::staged || plan.main() == transfer::read;
+}
+
+}  // namespace
+
 staging_plan plan_staging(const sample_facts& sample, std::span<const array_facts> arrays,
                           std::span<transfer_plan> plans, std::uint64_t max_bytes,
                           const link_profile& profile) {
-    const staging_plan buffers{
-        std::min<std::size_t>(std::size_t{2} * sample.cores, profile.max_staging_buffers),
-        profile.staging_buffer_bytes};
+    const bool registers =
+        std::ranges::any_of(plans, [](const auto& plan) { return plan.pages.has_value(); });
+    const std::size_t threads =
+        count_threads({.needs_cpu = true, .registers = registers}, sample.cores, profile);
+    const staging_plan buffers{std::min<std::size_t>(2 * threads, profile.max_staging_buffers),
+                               profile.staging_buffer_bytes};
     bool has_long_batches = false;
     for (std::size_t i = 0; i < plans.size(); ++i) {
         if (plans[i].main() == transfer::held) continue;
-        const bool by_cpu = plans[i].main() == transfer::staged || plans[i].main() == transfer::read;
-        // otherwise slots need staging memory anyway
-        if (!by_cpu || arrays[i].row_bytes > buffers.buffer_bytes) return {};
+        // otherwise many rows would be staged in slots anyway
+        if (!can_be_buffered(plans[i]) || arrays[i].row_bytes > buffers.buffer_bytes) return {};
         const std::uint64_t batch_rows = std::min(sample.batch_rows, arrays[i].row_count);
         has_long_batches =
             has_long_batches || saturated(arrays[i].row_bytes, batch_rows) >= profile.min_buffered_bytes;

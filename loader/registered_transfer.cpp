@@ -101,9 +101,12 @@ class registered_transfer : public array_transfer {
             first = last;
         }
     }
-    /// Counts staged bytes and adds the job.
-    void stage(slot& filling, slot_group& group, std::span<const std::uint64_t> ids, std::byte* target) {
-        group.jobs.push_back({&filling, &reader_, ids, target, nullptr});
+    /// Counts staged bytes and adds the job. If `target` is null, the rows pass through a staging buffer to
+    /// `on_device`.
+    void stage(slot& filling, slot_group& group, std::span<const std::uint64_t> ids, std::byte* target,
+               std::byte* on_device = nullptr) {
+        group.jobs.push_back({&filling, &reader_, ids, target, on_device});
+        group.has_buffered = group.has_buffered || target == nullptr;
         note_staged(ids.size() * array_.row_bytes());
     }
     void note_staged(std::uint64_t size_bytes) { staged_bytes_ += size_bytes; }
@@ -177,8 +180,9 @@ class registered_transfer : public array_transfer {
 };
 
 /// Copies each run of contiguous registered rows with one copy. Runs of a file are cut at boundaries between
-/// registrations. Unregistered rows pass through the staging side of the slot. So do pieces of files that are
-/// too small for the copy engine: short runs, and short pieces next to such boundaries.
+/// registrations. Unregistered rows, and runs of files that are too short for the copy engine, pass through
+/// the staging buffers, if there are any, or through the staging side of the slot. Short pieces next to such
+/// boundaries always pass through that side.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;
@@ -193,9 +197,16 @@ class engine_transfer final : public registered_transfer {
         std::size_t staged_count = 0;
         const auto stage_rows = [&] {
             if (staged_count == 0) return;
-            std::byte* const side = host_rows(filling) + staged_first * row_bytes;
-            stage(filling, group, std::span(filling.row_ids).subspan(staged_first, staged_count), side);
-            group.copies.push_back({target + staged_first * row_bytes, side, staged_count * row_bytes});
+            const auto ids =
+                std::span<const std::uint64_t>(filling.row_ids).subspan(staged_first, staged_count);
+            std::byte* const on_device = target + staged_first * row_bytes;
+            if (array().plan.is_buffered) {
+                stage(filling, group, ids, nullptr, on_device);
+            } else {
+                std::byte* const side = host_rows(filling) + staged_first * row_bytes;
+                stage(filling, group, ids, side);
+                group.copies.push_back({on_device, side, staged_count * row_bytes});
+            }
             staged_count = 0;
         };
         std::vector<copy_range> pieces;

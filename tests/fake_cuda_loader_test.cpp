@@ -537,6 +537,27 @@ TEST_CASE("fake CUDA loader: rows that are read or staged are copied one staging
     }
 }
 
+TEST_CASE("fake CUDA loader: rows whose pages are not registered yet pass through staging buffers") {
+    const temporary_folder folder;
+    const numbered_file rows(folder, "rows.npy", 480, words_of_64k);
+    for (const order order : {order::sequential, order::shuffled}) {
+        locking_backend backend;
+        backend.lock.permits = 0;
+        std::atomic<int> copies = 0;
+        backend.before_copies = [&](std::size_t count, void*) {
+            copies += order == order::sequential ? static_cast<int>(count) : 1;
+        };
+        loader_options options = options_for(backend, order);
+        options.batch_rows = 48;  // 3 MiB, so a batch passes through two buffers of 2 MiB
+        options.threads = 4;
+        loader batches({rows.open()}, options);
+        CHECK(take_all(batches) == 4 * 480);
+        CHECK(batches.report().arrays[0].transfer == "copy engine");
+        CHECK(copies == 4 * 10 * 2);
+        backend.lock.allow(1000);
+    }
+}
+
 TEST_CASE(
     "fake CUDA loader: if rows in a staging buffer cannot be copied, next throws, and the loader ends") {
     const temporary_folder folder;

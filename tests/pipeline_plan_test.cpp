@@ -89,6 +89,29 @@ TEST_CASE("pipeline plan: long batches that the CPU reads or stages pass through
     CHECK(plan(gpu, {images}, 64 * mib - 1) == 0);
 }
 
+TEST_CASE(
+    "pipeline plan: rows of pages that are being registered pass through staging buffers, few of them") {
+    array_facts images;
+    images.row_bytes = 256 * kib;
+    images.row_count = 100'000;
+    const auto plan = [&](transfer how, bool is_required, sample_facts sample = gpu) {
+        std::vector<transfer_plan> plans{
+            {{{how}}, transfer::staged, registration{.is_required = is_required}, {}}};
+        const staging_plan staging = plan_staging(sample, {&images, 1}, plans, 1024 * mib);
+        CHECK(plans[0].is_buffered == (staging.count != 0));
+        const group_plan groups = plan_groups(sample, plans, 2 * mib);
+        CHECK(groups.max_filled == 0);
+        CHECK(groups.max_slots == 4 * groups.batches);
+        return staging.count;
+    };
+    CHECK(plan(transfer::copy_engine, false) == 16);  // two for each of the 8 threads beside registration
+    sample_facts few = gpu;
+    few.cores = 4;
+    CHECK(plan(transfer::copy_engine, false, few) == 6);
+    CHECK(plan(transfer::copy_engine, true) == 0);
+    CHECK(plan(transfer::kernel, false) == 0);
+}
+
 TEST_CASE("pipeline plan: the number of threads follows the work") {
     CHECK(count_threads({.needs_cpu = true}, 16) == 16);
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 16) == 8);

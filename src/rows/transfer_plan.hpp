@@ -58,8 +58,8 @@ struct transfer_plan {
     std::optional<transfer> fallback;
     std::optional<registration> pages;  ///< set if the array's pages are registered
     std::string reason;                 ///< one sentence: why this plan
-    /// staged, read: in a loader, rows pass through staging buffers that all slots share, not through the
-    /// staging side of their slot.
+    /// In a loader: rows that are staged or read, also as a fallback, pass through staging buffers that all
+    /// slots share, not through the staging side of their slot.
     bool is_buffered = false;
 
     /// The transfer of the first part: for the hybrid route, the kernel.
