@@ -237,17 +237,60 @@ class FlatParametersTest(unittest.TestCase):
         with self.assertRaises(pinflow.Unsupported):
             copy.deepcopy(optimizer)
 
+    def test_schedulers_may_keep_numbers_of_their_own_in_a_group(self):
+        ours, theirs = model_on("cpu"), model_on("cpu")
+        mine = pinflow.FlatParameters(ours.parameters(), "adam", lr=0.1)
+        other = torch.optim.Adam(theirs.parameters(), lr=0.1)
+        for model, optimizer in ((ours, mine), (theirs, other)):
+            schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9, cycle_momentum=False)
+            for step in range(5):
+                train(model, optimizer, 1)
+                schedule.step()
+        self.assertIn("max_lr", mine.param_groups[0])
+        self.assert_close(ours, theirs)
+
+    def test_a_schedule_goes_on_from_a_state(self):
+        model = model_on("cpu")
+        optimizer = pinflow.FlatParameters(model.parameters(), "adam", lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        for _ in range(5):
+            train(model, optimizer, 1)
+            schedule.step()
+        state = optimizer.state_dict()
+        resumed = pinflow.FlatParameters(model_on("cpu").parameters(), "adam", lr=0.1)
+        resumed.load_state_dict(state)
+        self.assertEqual(torch.optim.lr_scheduler.StepLR(resumed, 2, last_epoch=4).get_last_lr(), schedule.get_last_lr())
+
     def test_parameters_that_share_memory_or_are_not_contiguous_are_refused(self):
         one = torch.nn.Parameter(torch.zeros(4))
         two = torch.nn.Parameter(torch.zeros(4))
         two.data = one.data
-        for parameters in ([one, two], [torch.nn.Parameter(torch.zeros(3, 4).t())]):
+        memory = torch.zeros(10)
+        for parameters in ([one, two], [torch.nn.Parameter(memory[:6]), torch.nn.Parameter(memory[5:])],
+                           [torch.nn.Parameter(torch.zeros(3, 4).t())]):
             with self.assertRaises(pinflow.InvalidArgument):
                 pinflow.FlatParameters(parameters)
 
+    def test_parameters_may_be_parts_of_one_tensor(self):
+        for device in devices():
+            with self.subTest(device=device):
+                memory = torch.arange(10.0, device=device)
+                parts = [torch.nn.Parameter(memory[5:]), torch.nn.Parameter(memory[:5]), torch.nn.Parameter(memory[5:5])]
+                optimizer = pinflow.FlatParameters(parts, "sgd", lr=1.0)
+                parts[0].grad.fill_(1)
+                optimizer.step()
+                self.assertEqual(parts[0].tolist(), [4, 5, 6, 7, 8])
+                self.assertEqual(parts[1].tolist(), [0, 1, 2, 3, 4])
+                recurrent = torch.nn.LSTM(3, 4, num_layers=2).to(device)  # cuDNN has its weights in one tensor
+                optimizer = pinflow.FlatParameters(recurrent.parameters(), "adam")
+                recurrent(torch.ones(5, 2, 3, device=device))[0].sum().backward()
+                optimizer.step()
+                optimizer.check_views()
+
     def test_wrong_arguments_are_refused(self):
         model = model_on("cpu")
-        for options in ({"rule": "adamm"}, {"momentum": 0.9}, {"lr": -1.0}, {"lr": "fast"}, {"nonfinite": "never"}):
+        for options in ({"rule": "adamm"}, {"momentum": 0.9}, {"lr": -1.0}, {"lr": "fast"}, {"nonfinite": "never"},
+                        {"betas": 0.9}, {"betas": (0.9, 0.9, 0.9)}):
             with self.subTest(options=options), self.assertRaises(pinflow.InvalidArgument):
                 pinflow.FlatParameters(model.parameters(), **options)
         with self.assertRaises(pinflow.InvalidArgument):
@@ -256,6 +299,9 @@ class FlatParametersTest(unittest.TestCase):
             pinflow.FlatParameters([torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
         with self.assertRaisesRegex(pinflow.InvalidArgument, "requires a gradient"):
             pinflow.FlatParameters(model.requires_grad_(False).parameters())
+        for state in ({}, {"pinflow": None, "rates": [0.1]}):
+            with self.assertRaises(pinflow.InvalidArgument):
+                pinflow.FlatParameters(model_on("cpu").parameters()).load_state_dict(state)
 
 
 if __name__ == "__main__":

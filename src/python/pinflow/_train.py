@@ -59,8 +59,11 @@ def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
     numbers: Dict[str, float] = {}
     for name, value in settings.items():
         if name in _PAIRS:
-            first, second = value
-            numbers.update(zip(_PAIRS[name], (float(first), float(second))))
+            try:
+                first, second = (float(each) for each in value)
+            except (TypeError, ValueError):
+                raise InvalidArgument(f"the setting {name} must be two numbers, not {value!r}") from None
+            numbers.update(zip(_PAIRS[name], (first, second)))
         elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
             numbers[name] = float(value)
         else:
@@ -177,17 +180,19 @@ class FlatParameters:
 
     def _check_parameters(self, names: List[str]) -> Any:
         """The device of the parameters, if they can be used."""
-        storages: Dict[int, str] = {}
+        ranges: List[Tuple[int, int, str]] = []
         for name, each in zip(names, self._parameters):
             if str(each.dtype) not in _TYPES:
                 raise Unsupported(f"parameter {name} has the type {each.dtype}")
             if not each.is_contiguous():
                 raise InvalidArgument(f"parameter {name} is not contiguous: its strides are {each.stride()}")
-            storage = each.untyped_storage().data_ptr()
-            if each.numel() > 0 and storage in storages:
-                raise InvalidArgument(f"the parameters {storages[storage]} and {name} share memory: give one of them, and "
-                                      "let the model use the same Parameter in both places")
-            storages[storage] = name
+            if each.numel() > 0:
+                ranges.append((each.data_ptr(), each.data_ptr() + each.numel() * each.element_size(), name))
+        ranges.sort()
+        for (_, end, first), (begin, _, second) in zip(ranges, ranges[1:]):
+            if begin < end:
+                raise InvalidArgument(f"the parameters {first} and {second} share memory: give one of them, and let the "
+                                      "model use the same Parameter in both places")
         devices = {each.device for each in self._parameters}
         if not devices:
             raise InvalidArgument("none of the parameters requires a gradient")
@@ -274,9 +279,9 @@ class FlatParameters:
             InvalidArgument: another setting of a group has changed, or a rate has and the stream is being captured.
         """
         for number, group in enumerate(self.param_groups):
-            if _settings_of(group) != self._settings[number]:
-                changed = [name for name, value in _settings_of(group).items()
-                           if value != self._settings[number].get(name)]
+            # schedulers keep numbers of their own in the group
+            changed = [name for name, value in self._settings[number].items() if group.get(name) != value]
+            if changed:
                 raise InvalidArgument(f"group {number} has other settings than those that the optimizer was made with: "
                                       f"{', '.join(changed)}; only lr can change")
             rate = float(group["lr"])
@@ -310,7 +315,7 @@ class FlatParameters:
     def clip_grad_norm(self, max_norm: float) -> None:
         """Scales the gradients of the next step so that the norm of all of them is at most `max_norm`. Those in memory
         stay as they are. With a GradScaler, gradients are divided by its scale first. The norm stays on the device: see
-        `norm`."""
+        `norm`. If that step raises, the one after it is clipped."""
         self._flat.clip_norm(float(max_norm))
 
     def clip_grad_value(self, clip_value: float) -> None:
@@ -362,20 +367,27 @@ class FlatParameters:
             self.save(path)
             with open(path, "rb") as file:
                 state = torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
-        return {"pinflow": state, "rates": [float(group["lr"]) for group in self.param_groups]}
+        return {"pinflow": state, "rates": [float(group["lr"]) for group in self.param_groups],
+                "initial_rates": [group.get("initial_lr") for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
         """Restores parameters, state and rates. Other settings stay those of the constructor. Raises StateMismatch if the
         parameters or the rule differ."""
-        if "pinflow" not in state_dict or len(state_dict.get("rates", ())) != len(self.param_groups):
+        import torch
+
+        rates = state_dict.get("rates", ())
+        if not isinstance(state_dict.get("pinflow"), torch.Tensor) or len(rates) != len(self.param_groups):
             raise InvalidArgument(f"this is no state of pinflow.FlatParameters with {len(self.param_groups)} groups")
         with tempfile.TemporaryDirectory() as folder:
             path = os.path.join(folder, "state")
             with open(path, "wb") as file:
                 file.write(memoryview(state_dict["pinflow"].cpu().numpy()))
             self.load(path)
-        for group, rate in zip(self.param_groups, state_dict["rates"]):
-            group["lr"] = rate
+        for number, group in enumerate(self.param_groups):
+            group["lr"] = rates[number]
+            initial = state_dict.get("initial_rates", [None] * len(rates))[number]
+            if initial is not None:
+                group["initial_lr"] = initial  # for schedulers that go on from there
 
     def __repr__(self) -> str:
         return f"<pinflow.FlatParameters {self._flat.rule}, {len(self._parameters)} parameters on {self._flat.device}>"
