@@ -24,6 +24,7 @@
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/mapped_file.hpp"
 #include "pinflow/pin.hpp"
+#include "pinflow/train/flat_parameters.hpp"
 #include "src/device/cuda/api.hpp"
 #include "src/device/cuda/context.hpp"
 #include "tests/cuda_kernels.hpp"
@@ -166,6 +167,24 @@ int stream_beside_a_blocked_stream() {
     return right ? 0 : 1;
 }
 
+/// The first step of flat parameters, and the first change of their rate, while a stream is blocked.
+int step_beside_a_blocked_stream() {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    flat_parameters flat({{"w", dtype::of<float>(), {1000}}}, {adam{}}, stream,
+                         {.nonfinite = nonfinite_gradients::skip});
+    const pinflow::stream blocked(gpu);
+    gate gate;
+    hold(blocked, gate);
+    flat.set_rate_async(0, 0.5, stream);
+    flat.step_async(stream);
+    const std::uint64_t steps = flat.read_progress(stream).steps;
+    gate.open();
+    blocked.synchronize();
+    std::printf("%llu step\n", static_cast<unsigned long long>(steps));
+    return 0;
+}
+
 /// On a device without clusters, rows are gathered by single thread blocks.
 int gather_without_clusters() {
     std::atomic<int> pairs = 0;
@@ -258,6 +277,7 @@ int run_as_child(std::string_view name) {
     if (name == "flight") return end_in_flight();
     if (name == "primary") return stream_in_primary_context();
     if (name == "blocked") return stream_beside_a_blocked_stream();
+    if (name == "step") return step_beside_a_blocked_stream();
     if (name == "clusterless") return gather_without_clusters();
     if (name == "unloadable") return fail_to_load_kernels();
     std::fprintf(stderr, "no child of that name\n");
@@ -369,6 +389,13 @@ TEST_CASE("cuda process: the first loader of a process gathers on the device bes
     INFO(child.output);
     CHECK(child.status == 0);
     CHECK(child.output == "rows right, route direct\n");
+}
+
+TEST_CASE("cuda process: flat parameters make their first step beside a blocked stream") {
+    const outcome child = run_child("step");
+    INFO(child.output);
+    CHECK(child.status == 0);
+    CHECK(child.output == "1 step\n");
 }
 
 TEST_CASE("cuda process: without clusters, rows are gathered by single thread blocks") {

@@ -151,7 +151,8 @@ class device_backend {
     /// Loads the kernels that the functions below launch for `rule`. Must be called before them: see
     /// prepare_rows.
     virtual void prepare_updates(rule_kind rule) = 0;
-    /// Sums the squares of all gradients, with one kernel, for the step that follows.
+    /// Sums the squares of all gradients and notes whether all are finite, with one kernel, for the step that
+    /// follows.
     virtual void check_gradients(const gradient_check& work, void* stream) = 0;
     /// Updates all parameters, with one kernel.
     virtual void update_parameters(const flat_step& work, void* stream) = 0;

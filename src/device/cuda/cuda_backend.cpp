@@ -375,7 +375,7 @@ class backend final : public device_backend {
     }
     void check_gradients(const gradient_check& work, void* stream) override {
         check(context_.run([&] { return cuda::check_gradients(work, flat_device_, stream_of(stream)); }),
-              "cannot sum the squares of gradients on cuda:{}", index());
+              "cannot check gradients on cuda:{}", index());
     }
     void update_parameters(const flat_step& work, void* stream) override {
         check(context_.run([&] { return cuda::update_parameters(work, flat_device_, stream_of(stream)); }),

@@ -1,3 +1,5 @@
+#include <type_traits>
+
 #include "src/core/scalar.hpp"
 #include "src/device/cuda/flat.hpp"
 
@@ -23,6 +25,27 @@ template <typename T>
 __device__ const pack<T>* packs_at(const std::byte* buffer, std::uint64_t offset_bytes) {
     return reinterpret_cast<const pack<T>*>(buffer + offset_bytes);
 }
+
+/// Loads past the first-level cache, where a kernel that starts early may find what the step before has left.
+struct past_first_cache {
+    template <typename T>
+    __device__ pack<T> operator()(const pack<T>* from) const {
+        using word = std::conditional_t<alignof(pack<T>) == 16, uint4, uint2>;
+        constexpr unsigned count = sizeof(pack<T>) / sizeof(word);
+        word words[count];
+        for (unsigned i = 0; i != count; ++i)
+            words[i] = __ldcg(reinterpret_cast<const word*>(from) + i);
+        pack<T> loaded;
+        memcpy(&loaded, words, sizeof loaded);
+        return loaded;
+    }
+};
+struct through_all_caches {
+    template <typename T>
+    __device__ pack<T> operator()(const pack<T>* from) const {
+        return *from;
+    }
+};
 
 __device__ const flat_segment& segment_at(const flat_buffers& buffers, std::uint32_t index) {
     return index < flat_buffers::max_near_segments ? buffers.near_segments[index] : buffers.segments[index];
@@ -103,21 +126,18 @@ struct block_step {
 /// What a step is prepared of, in shared memory: copied by the threads, a word by each, which takes the time
 /// of one load.
 struct step_inputs {
-    flat_control control;  ///< at the beginning of the step
+    std::uint64_t steps;   ///< that have been made before
     rule_numbers numbers;  ///< of the segment's group
 };
 static_assert(update_threads == norm_threads);  // a step sums what a check has found
-constexpr unsigned control_words = sizeof(flat_control) / sizeof(std::uint64_t);
 constexpr unsigned input_words = sizeof(step_inputs) / sizeof(std::uint64_t);
-static_assert(sizeof(step_inputs) == sizeof(flat_control) + sizeof(rule_numbers) &&
+static_assert(sizeof(step_inputs) == sizeof(std::uint64_t) + sizeof(rule_numbers) &&
               input_words <= update_threads && input_words * sizeof(std::uint64_t) == sizeof(step_inputs));
 
-/// A word of the inputs. A kernel that starts early may find what the step before has left in the first-level
-/// cache, so this reads past it.
+/// A word of the inputs, past the first-level cache.
 __device__ std::uint64_t input_word(const flat_step& work, const flat_segment& segment, unsigned index) {
-    const auto* const control = reinterpret_cast<const std::uint64_t*>(work.buffers.control);
     const auto* const numbers = reinterpret_cast<const std::uint64_t*>(work.buffers.groups + segment.group);
-    return __ldcg(index < control_words ? control + index : numbers + (index - control_words));
+    return __ldcg(index == 0 ? &work.buffers.control->steps : numbers + (index - 1));
 }
 
 /// Once the work before the step has ended, sums what a check has found, and lets the next kernel start. All
@@ -146,7 +166,7 @@ __device__ void end_step(const flat_step& work, const step_start& start) {
 /// What does not depend on a check.
 template <typename Rule, typename Real>
 __device__ __noinline__ void prepare_rule(const step_inputs& inputs, block_step<Rule, Real>& step) {
-    step.rule = Rule::template prepare<Real>(inputs.numbers, inputs.control.steps + 1);
+    step.rule = Rule::template prepare<Real>(inputs.numbers, inputs.steps + 1);
     step.decay = prepare_decay<Real>(inputs.numbers);
 }
 
@@ -158,8 +178,8 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
     constexpr unsigned states = Rule::state_count;
     const flat_buffers& buffers = work.buffers;
     // Loaded first, because the first update waits for what is prepared of them. Later segments keep the
-    // control, which the last block to begin the step changes.
-    const bool has_word = threadIdx.x < input_words && (is_first || threadIdx.x >= control_words);
+    // number of steps, which the last block to begin the step changes.
+    const bool has_word = threadIdx.x < input_words && (is_first || threadIdx.x != 0);
     std::uint64_t word = 0;
     if (has_word) word = input_word(work, segment, threadIdx.x);
 
@@ -179,13 +199,13 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
         if (next >= count) next -= distance;
         distance = 0 - distance;
     }
-    const auto load = [&](std::uint64_t i) {
+    const auto load = [&](std::uint64_t i, auto from) {
         element_packs<Rule, Stored, Real> packs;
-        packs.gradient = gradients[i];
-        packs.parameter = parameters[i];
+        packs.gradient = from(gradients + i);
+        packs.parameter = from(parameters + i);
         for (unsigned k = 0; k != states; ++k)
-            packs.states[k] = state_packs[k][i];
-        if (has_master) packs.states[states] = state_packs[states][i];
+            packs.states[k] = from(state_packs[k] + i);
+        if (has_master) packs.states[states] = from(state_packs[states] + i);
         return packs;
     };
 
@@ -193,7 +213,7 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
     alignas(16) __shared__ unsigned char memory[sizeof(block_step<Rule, Real>)];
     auto& shared = *reinterpret_cast<block_step<Rule, Real>*>(memory);
     element_packs<Rule, Stored, Real> packs;
-    if (next < count) packs = load(next);
+    if (next < count) packs = load(next, past_first_cache{});
     if (has_word) reinterpret_cast<std::uint64_t*>(&inputs)[threadIdx.x] = word;
     __syncthreads();  // all threads are done with the last segment
     if (threadIdx.x == 0) prepare_rule(inputs, shared);
@@ -229,7 +249,7 @@ __device__ void update_segment(const flat_step& work, const flat_segment& segmen
         if (has_master) state_packs[states][next] = packs.states[states];
         parameters[next] = packs.parameter;
         next += distance;
-        if (next < count) packs = load(next);
+        if (next < count) packs = load(next, through_all_caches{});
     }
 }
 

@@ -29,8 +29,10 @@ cudaError_t check_gradients(const gradient_check& work, const flat_device& devic
                             cudaStream_t stream) noexcept {
     gradient_check copy = work;
     void* arguments[] = {&copy};
-    const unsigned blocks =
-        blocks_for(norm_sum_count(work.buffers.pack_count), 1, std::uint64_t{device.multiprocessors} * 8);
+    // as many chunks for each block
+    const std::uint64_t chunks = norm_sum_count(work.buffers.pack_count);
+    const std::uint64_t most_blocks = std::uint64_t{device.multiprocessors} * 8;
+    const unsigned blocks = blocks_for(chunks, (chunks + most_blocks - 1) / most_blocks, most_blocks);
     return launch_on(device, check_flat(), blocks, norm_threads, arguments, stream);
 }
 

@@ -86,9 +86,9 @@ Real add_squares(double* sums, const Stored* values, std::uint64_t count) {
 double check_chunk(const flat_buffers& buffers, std::uint64_t chunk) {
     double sums[norm_threads][pack_elements] = {};
     bool finite = true;
-    const std::uint64_t packs = packs_of_chunk(buffers.pack_count);
-    std::uint64_t pack = chunk * packs;
-    const std::uint64_t end = std::min(pack + packs, buffers.pack_count);
+    const std::uint64_t chunk_packs = packs_of_chunk(buffers.pack_count);
+    std::uint64_t pack = chunk * chunk_packs;
+    const std::uint64_t end = std::min(pack + chunk_packs, buffers.pack_count);
     const flat_segment* segment = buffers.segments;
     while (segment->end_pack <= pack)
         ++segment;

@@ -1,7 +1,11 @@
 #include <doctest/doctest.h>
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -50,6 +54,17 @@ TEST_CASE("flat parameters: a file of other parameters or another rule is refuse
         refuses(saved({{"w", type, {4}}, {"c", type, {2}}}, adam{}));
         refuses(saved({{"w", type, {2, 2}}, {"b", type, {2}}}, adam{}));
         refuses(saved({{"w", dtype::of<double>(), {4}}, {"b", type, {2}}}, adam{}));
+        const auto path = saved({{"w", type, {4}}, {"b", type, {2}}}, adam{});
+        {
+            std::fstream file(path);
+            const std::string bytes(std::istreambuf_iterator<char>(file), {});
+            const std::size_t version = bytes.find("adam/1");
+            REQUIRE(version != std::string::npos);
+            file.clear();
+            file.seekp(static_cast<std::streamoff>(version));
+            file << "adam/2";
+        }
+        refuses(path);
         CHECK_THROWS_AS(flat.load(folder / "missing", stream), system_failure);
         // another order is the same state
         flat.load(saved({{"b", type, {2}}, {"w", type, {4}}}, adam{}), stream);

@@ -177,19 +177,23 @@ TEST_CASE("optimizers: steps after a resume have the bits that they have without
     const temporary_folder folder;
     for (const setting& each : all_settings()) {
         CAPTURE(each.name);
-        on_each_device([&](const device& device) {
+        const auto resume = [&]<typename Number>(const device& device, Number) {
             const auto path = folder / (each.name + ".safetensors");
-            const auto whole = trajectory<float>(device, each.settings, 200, path);
+            const auto whole = trajectory<Number>(device, each.settings, 200, path);
             const stream stream(device);
-            flat_parameters resumed = one_parameter<float>(elements, each.settings, stream);
+            flat_parameters resumed = one_parameter<Number>(elements, each.settings, stream);
             resumed.load(path, stream);
-            const auto gradients = converted<float>("gradients.npy");
+            const auto gradients = converted<Number>("gradients.npy");
             for (unsigned step = 101; step <= 200; ++step) {
                 put(resumed.gradient(0), row_of(gradients, step - 1), stream);
                 resumed.step_async(stream);
             }
             CHECK(resumed.read_progress(stream).steps == 200);
-            CHECK(same_bits(values_of<float>(resumed.parameter(0), elements, stream), row_of(whole, 3)));
+            CHECK(same_bits(values_of<Number>(resumed.parameter(0), elements, stream), row_of(whole, 3)));
+        };
+        on_each_device([&](const device& device) {
+            resume(device, float{});
+            resume(device, double{});
         });
     }
 }
