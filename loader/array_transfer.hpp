@@ -54,8 +54,7 @@ class array_transfer {
     /// Prepares the transfer, once, before the first batch. Reads a held array, which may be slow.
     virtual void begin() {}
     /// Lists the work that gathers the rows of `filling` in its device side: jobs for the CPU, and copies
-    /// after them. Pieces that boundaries between registrations make too short for the copy engine are read
-    /// at once.
+    /// after them.
     virtual void prepare(slot& filling, slot_group& group) = 0;
     /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone. `slots` are
     /// those of `enqueue`.
@@ -73,8 +72,8 @@ class array_transfer {
     virtual std::string reason() const = 0;
     /// The planned transfer. After registration, the fallback if less than half of the bytes were registered.
     virtual transfer main() const = 0;
-    /// Whether the CPU may still have to gather rows of this array. Single pieces that are too short for the
-    /// copy engine do not count.
+    /// Whether the CPU may still have to gather rows of this array. Rows that boundaries between
+    /// registrations cut into pieces too short for the copy engine do not count.
     virtual bool needs_cpu() const = 0;
     /// The array's registered pages; null if there are none.
     virtual const pinned_pages* pages() const { return nullptr; }

@@ -13,9 +13,10 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
         return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
     };
     if (has(transfer::view)) return {1, profile.min_slots, 0};
-    // of an array whose pages are registered, the buffers take few rows
+    // of an array whose pages are registered, few rows pass through the buffers
     const bool is_buffered =
-        std::ranges::any_of(plans, [](const transfer_plan& plan) { return plan.is_buffered && !plan.pages; });
+        std::ranges::any_of(plans, &transfer_plan::is_buffered) &&
+        std::ranges::none_of(plans, [](const transfer_plan& plan) { return plan.pages.has_value(); });
     const std::uint64_t wanted_bytes = sample.on_host                       ? profile.host_group_bytes
                                        : is_buffered || has(transfer::read) ? profile.read_group_bytes
                                                                             : profile.group_bytes;
@@ -46,16 +47,13 @@ bool can_be_buffered(const transfer_plan& plan) {
 staging_plan plan_staging(const sample_facts& sample, std::span<const array_facts> arrays,
                           std::span<transfer_plan> plans, std::uint64_t max_bytes,
                           const link_profile& profile) {
-    const bool registers =
-        std::ranges::any_of(plans, [](const auto& plan) { return plan.pages.has_value(); });
-    const std::size_t threads =
-        count_threads({.needs_cpu = true, .registers = registers}, sample.cores, profile);
-    const staging_plan buffers{std::min<std::size_t>(2 * threads, profile.max_staging_buffers),
-                               profile.staging_buffer_bytes};
+    const staging_plan buffers{
+        std::min<std::size_t>(std::size_t{2} * sample.cores, profile.max_staging_buffers),
+        profile.staging_buffer_bytes};
     bool has_long_batches = false;
     for (std::size_t i = 0; i < plans.size(); ++i) {
         if (plans[i].main() == transfer::held) continue;
-        // otherwise many rows would be staged in slots anyway
+        // otherwise slots need staging memory anyway
         if (!can_be_buffered(plans[i]) || arrays[i].row_bytes > buffers.buffer_bytes) return {};
         const std::uint64_t batch_rows = std::min(sample.batch_rows, arrays[i].row_count);
         has_long_batches =
@@ -69,7 +67,7 @@ staging_plan plan_staging(const sample_facts& sample, std::span<const array_fact
 
 unsigned count_threads(const work_facts& work, unsigned threads, const link_profile& profile) noexcept {
     const unsigned beside =
-        std::clamp(threads / 2, profile.min_beside_registering, profile.max_beside_registering);
+        std::clamp(threads * 3 / 4, profile.min_beside_registering, profile.max_beside_registering);
     if (work.registers) return std::max(1U, std::min(threads - 1, beside));
     return work.needs_cpu ? threads : std::min(threads, profile.listing_threads);
 }

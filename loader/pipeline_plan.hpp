@@ -28,8 +28,8 @@ struct staging_plan {
     std::uint64_t size_bytes() const noexcept { return count * buffer_bytes; }
 };
 /// Plans the buffers, and marks the plans of the arrays whose rows pass through them: on a GPU, if each array
-/// that is not held is staged, read, or copied by the copy engine from pages that are registered meanwhile, if
-/// each of these rows fits into a buffer, and if an array has long batches.
+/// that is not held is staged, read, or copied by the copy engine from pages that are registered meanwhile,
+/// if each of these rows fits into a buffer, and if an array has long batches.
 /// @param max_bytes memory for the buffers: none are planned if they would take more
 staging_plan plan_staging(const sample_facts& sample, std::span<const array_facts> arrays,
                           std::span<transfer_plan> plans, std::uint64_t max_bytes,

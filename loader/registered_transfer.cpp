@@ -180,9 +180,8 @@ class registered_transfer : public array_transfer {
 };
 
 /// Copies each run of contiguous registered rows with one copy. Runs of a file are cut at boundaries between
-/// registrations. Unregistered rows, and runs of files that are too short for the copy engine, pass through
-/// the staging buffers, if there are any, or through the staging side of the slot. Short pieces next to such
-/// boundaries always pass through that side.
+/// registrations. Unregistered rows, and rows of a file with a piece that is too small for the copy engine,
+/// are staged: through shared buffers if there are any, otherwise through the staging side of the slot.
 class engine_transfer final : public registered_transfer {
  public:
     using registered_transfer::registered_transfer;
@@ -190,61 +189,84 @@ class engine_transfer final : public registered_transfer {
     bool needs_cpu() const override { return registered_transfer::needs_cpu() || is_too_short(); }
 
     void prepare(slot& filling, slot_group& group) override {
-        const std::uint64_t row_bytes = array().row_bytes();
-        if (row_bytes == 0) return;
-        std::byte* const target = device_rows(filling);
-        std::size_t staged_first = 0;
-        std::size_t staged_count = 0;
-        const auto stage_rows = [&] {
-            if (staged_count == 0) return;
-            const auto ids =
-                std::span<const std::uint64_t>(filling.row_ids).subspan(staged_first, staged_count);
-            std::byte* const on_device = target + staged_first * row_bytes;
-            if (array().plan.is_buffered) {
-                stage(filling, group, ids, nullptr, on_device);
-            } else {
-                std::byte* const side = host_rows(filling) + staged_first * row_bytes;
-                stage(filling, group, ids, side);
-                group.copies.push_back({on_device, side, staged_count * row_bytes});
-            }
-            staged_count = 0;
-        };
-        std::vector<copy_range> pieces;
+        if (array().row_bytes() == 0) return;
+        parts of_batch{filling, group, {}, 0, 0};
         for_runs_of(filling, true, [&](const row_run& rows) {
             if (!rows.is_registered && array().plan.pages->is_required) refuse_unregistered();
-            const bool is_of_file = rows.extent->file != nullptr;
-            const copy_range whole{target + rows.first * row_bytes, rows.rows, rows.count * row_bytes};
-            if (!rows.is_registered || (is_of_file && whole.size_bytes < min_piece_bytes())) {
-                if (staged_count == 0) staged_first = rows.first;
-                staged_count += rows.count;
-                return;
-            }
-            stage_rows();
-            if (!is_of_file) return group.copies.push_back(whole);
-            pieces.clear();  // cut at the same boundaries at which the device cuts copies
-            pin_registry::process().cut({&whole, 1}, pieces);
-            for (copy_range& piece : pieces) {
-                if (piece.size_bytes < min_piece_bytes())
-                    piece.source =
-                        read_bytes(piece, *rows.extent, host_rows(filling) + (piece.destination - target));
-                group.copies.push_back(piece);
-            }
+            rows.is_registered ? copy(rows, of_batch) : leave(rows, of_batch);
         });
-        stage_rows();
+        stage_left(of_batch);
     }
 
  private:
+    /// What becomes of the rows of a batch.
+    struct parts {
+        slot& filling;
+        slot_group& group;
+        std::vector<copy_range> pieces;  ///< of the run that is being cut
+        // neighbours that will be staged
+        std::size_t first_left;
+        std::size_t left_count;
+    };
+
     std::uint64_t min_piece_bytes() const { return array().plan.parts.front().min_piece_bytes; }
     /// Whether rows are shuffled, so that they travel one by one, and too short for the copy engine.
     bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
-    /// Reads a part of a row, or contiguous rows, to `side`.
-    /// @return `side`.
-    const std::byte* read_bytes(const copy_range& part, const row_extent& extent, std::byte* side) {
-        note_staged(part.size_bytes);
-        static_cast<void>(
-            extent.file->read(extent.offset_bytes + static_cast<std::uint64_t>(part.source - extent.data),
-                              {side, part.size_bytes}));
-        return side;
+
+    /// Leaves rows for the CPU.
+    static void leave(const row_run& rows, parts& of_batch) {
+        if (of_batch.left_count == 0) of_batch.first_left = rows.first;
+        of_batch.left_count += rows.count;
+    }
+    void stage_left(parts& of_batch) {
+        auto& [filling, group, pieces, first, count] = of_batch;
+        if (count == 0) return;
+        const std::span<const std::uint64_t> ids = std::span(filling.row_ids).subspan(first, count);
+        const std::uint64_t offset_bytes = first * array().row_bytes();
+        std::byte* const on_device = device_rows(filling) + offset_bytes;
+        if (array().plan.is_buffered) {
+            stage(filling, group, ids, nullptr, on_device);
+        } else {
+            std::byte* const side = host_rows(filling) + offset_bytes;
+            stage(filling, group, ids, side);
+            group.copies.push_back({on_device, side, count * array().row_bytes()});
+        }
+        count = 0;
+    }
+    /// Copies registered rows, but leaves those with short pieces.
+    void copy(row_run rows, parts& of_batch) {
+        const std::uint64_t row_bytes = array().row_bytes();
+        const auto part = [&](std::size_t begin, std::size_t end) {
+            return row_run{rows.extent, rows.first + begin, end - begin, rows.rows + begin * row_bytes, true};
+        };
+        while (rows.count != 0) {
+            const copy_range whole{device_rows(of_batch.filling) + rows.first * row_bytes, rows.rows,
+                                   rows.count * row_bytes};
+            const bool is_of_file = rows.extent->file != nullptr;
+            if (is_of_file && whole.size_bytes < min_piece_bytes()) return leave(rows, of_batch);
+            std::vector<copy_range>& pieces = of_batch.pieces;
+            pieces.clear();  // cut at the same boundaries at which the device cuts copies
+            if (is_of_file) {
+                pin_registry::process().cut({&whole, 1}, pieces);
+            } else {
+                pieces.push_back(whole);
+            }
+            const auto is_short = [&](const copy_range& piece) {
+                return is_of_file && piece.size_bytes < min_piece_bytes();
+            };
+            const auto piece = std::ranges::find_if(pieces, is_short);
+            if (piece == pieces.end()) {
+                stage_left(of_batch);
+                of_batch.group.copies.insert(of_batch.group.copies.end(), pieces.begin(), pieces.end());
+                return;
+            }
+            const auto begin_bytes = static_cast<std::uint64_t>(piece->source - rows.rows);
+            const std::size_t begin = begin_bytes / row_bytes;
+            const std::size_t end = (begin_bytes + piece->size_bytes + row_bytes - 1) / row_bytes;
+            copy(part(0, begin), of_batch);
+            leave(part(begin, end), of_batch);
+            rows = part(end, rows.count);
+        }
     }
 };
 

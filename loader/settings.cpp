@@ -251,9 +251,8 @@ slot_sizes size_slots(const loader_options& options, sources_view sources, const
                       const slot_budget& budget, std::span<const transfer_plan> plans,
                       const group_plan& groups, const staging_plan& staging) {
     const auto is_staged = [](const transfer_plan& plan) {
-        return plan.fallback ||
-               (!plan.is_buffered && (plan.main() == transfer::staged || plan.main() == transfer::decode ||
-                                      plan.main() == transfer::read));
+        return !plan.is_buffered && (plan.fallback || plan.main() == transfer::staged ||
+                                     plan.main() == transfer::decode || plan.main() == transfer::read);
     };
     const bool on_host = options.device.kind() == device_kind::host;
     const bool has_views = plans.front().main() == transfer::view;

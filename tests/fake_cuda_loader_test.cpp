@@ -255,11 +255,15 @@ TEST_CASE("fake CUDA loader: pages are registered while batches are delivered") 
     const temporary_folder folder;
     const numbered_file large(folder, "large.npy", 256, words_of_64k);
     const numbered_file small(folder, "small.npy", 8192, 256);
-    for (const numbered_file* const file : {&large, &small}) {
+    // 16 large rows pass through shared staging buffers, fewer through those of the slots
+    const std::vector<std::pair<const numbered_file*, std::uint64_t>> cases{
+        {&large, 16}, {&large, 15}, {&small, 16}};
+    for (const auto& [file, batch_rows] : cases) {
         for (const order order : {order::sequential, order::shuffled}) {
             locking_backend backend;
             backend.lock.permits = 0;
             loader_options options = options_for(backend, order);
+            options.batch_rows = batch_rows;
             options.pin_budget_bytes = std::uint64_t{17} << 20;
             options.threads = 4;
             loader batches({file->open()}, options);
@@ -544,9 +548,7 @@ TEST_CASE("fake CUDA loader: rows whose pages are not registered yet pass throug
         locking_backend backend;
         backend.lock.permits = 0;
         std::atomic<int> copies = 0;
-        backend.before_copies = [&](std::size_t count, void*) {
-            copies += order == order::sequential ? static_cast<int>(count) : 1;
-        };
+        backend.before_copies = [&](std::size_t, void*) { ++copies; };
         loader_options options = options_for(backend, order);
         options.batch_rows = 48;  // 3 MiB, so a batch passes through two buffers of 2 MiB
         options.threads = 4;
@@ -556,6 +558,19 @@ TEST_CASE("fake CUDA loader: rows whose pages are not registered yet pass throug
         CHECK(copies == 4 * 10 * 2);
         backend.lock.allow(1000);
     }
+}
+
+TEST_CASE("fake CUDA loader: shared staging buffers take the place of those in the slots") {
+    const temporary_folder folder;
+    const numbered_file rows(folder, "rows.npy", 480, words_of_64k);
+    locking_backend backend;
+    loader_options options = options_for(backend);
+    options.batch_rows = 240;  // 15 MiB
+    options.threads = 4;       // buffers of 16 MiB
+    options.memory_bytes = std::uint64_t{64} << 20;
+    loader batches({rows.open()}, options);
+    CHECK(batches.report().slots == 3);
+    CHECK(take_all(batches) == 4 * 480);
 }
 
 TEST_CASE(

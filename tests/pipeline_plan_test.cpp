@@ -76,8 +76,8 @@ TEST_CASE("pipeline plan: long batches that the CPU reads or stages pass through
     CHECK(plan(few, {images}) == 4);
     few.cores = 200;
     CHECK(plan(few, {images}) == 32);
-    // slots need staging memory anyway, for rows that are decoded, that are longer than a buffer, or whose
-    // pages may not be registered yet
+    // slots need staging memory anyway, for rows that are decoded, that are longer than a buffer, or that
+    // kernels gather
     CHECK(plan(gpu, {images, {transfer::decode, 8}}) == 0);
     CHECK(plan(gpu, {images, {transfer::read, 3 * mib}}) == 0);
     CHECK(plan(gpu, {images, {transfer::kernel, 4 * kib}}) == 0);
@@ -104,20 +104,21 @@ TEST_CASE(
         CHECK(groups.max_slots == 4 * groups.batches);
         return staging.count;
     };
-    CHECK(plan(transfer::copy_engine, false) == 16);  // two for each of the 8 threads beside registration
+    CHECK(plan(transfer::copy_engine, false) == 32);
     sample_facts few = gpu;
     few.cores = 4;
-    CHECK(plan(transfer::copy_engine, false, few) == 6);
+    CHECK(plan(transfer::copy_engine, false, few) == 8);
     CHECK(plan(transfer::copy_engine, true) == 0);
     CHECK(plan(transfer::kernel, false) == 0);
 }
 
 TEST_CASE("pipeline plan: the number of threads follows the work") {
     CHECK(count_threads({.needs_cpu = true}, 16) == 16);
-    CHECK(count_threads({.needs_cpu = true, .registers = true}, 16) == 8);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 16) == 12);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 8) == 6);
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 4) == 3);
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 2) == 1);
-    CHECK(count_threads({.needs_cpu = true, .registers = true}, 64) == 10);
+    CHECK(count_threads({.needs_cpu = true, .registers = true}, 64) == 12);
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 1) == 1);
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);

@@ -31,11 +31,11 @@ struct link_profile {
     double stage_gbps_per_core = 5;  ///< the CPU gathers rows into staging buffers
     double max_stage_gbps = 50;
     unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
-    /// While pages are registered, half of the loader's threads gather rows, but at least this many. A loader
-    /// with no more threads than this uses all but one, or its only one. If all cores gather rows,
-    /// registration is slower.
+    /// While pages are registered, three quarters of the loader's threads gather rows, but at least this
+    /// many. A loader with no more threads than this uses all but one, or its only one. If all cores gather
+    /// rows, registration is slower.
     unsigned min_beside_registering = 3;
-    unsigned max_beside_registering = 10;  ///< enough to gather rows at the rate of the link
+    unsigned max_beside_registering = 12;  ///< enough to gather rows at the rate of the link
     /// From this many cores on (4 and 16 were measured), rows for the copy engine on unregistered pages are
     /// read with pread. Threads that touch mapped pages for the first time slow down registration and each
     /// other.
@@ -46,7 +46,7 @@ struct link_profile {
 
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;  ///< for a GPU: enough to hide the time between two groups
-    /// For a GPU, if rows are read with pread, or pass through shared staging buffers: one epoch that was
+    /// For a GPU, if rows are read with pread, or all pass through shared staging buffers: one epoch that was
     /// read reached 52.7 GB/s, and 48.8 in groups of 16 MiB.
     std::uint64_t read_group_bytes = 32 << 20;
     /// Staging buffers of a loader, two for each thread. Together they should fit into the CPU's last-level
@@ -61,7 +61,7 @@ struct link_profile {
         4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
     unsigned max_group_batches = 64;
     unsigned groups_of_slots = 4;           ///< for a GPU: groups that the slots form; 8 are slower
-    unsigned buffered_groups_of_slots = 8;  ///< the same, if rows pass through shared staging buffers
+    unsigned buffered_groups_of_slots = 8;  ///< the same, if all rows pass through shared staging buffers
     unsigned host_groups_of_slots = 4;      ///< on the host: two being filled, one ready, one in use
     /// Groups that are filled at the same time, if rows pass through shared staging buffers. With more, the
     /// first ones are late: one epoch of rows of 64 KiB with labels reached 45 GB/s with eight, and 49 GB/s

@@ -59,7 +59,7 @@ struct transfer_plan {
     std::optional<registration> pages;  ///< set if the array's pages are registered
     std::string reason;                 ///< one sentence: why this plan
     /// In a loader: rows that are staged or read, also as a fallback, pass through staging buffers that all
-    /// slots share, not through the staging side of their slot.
+    /// slots share. No slot has a staging side then.
     bool is_buffered = false;
 
     /// The transfer of the first part: for the hybrid route, the kernel.
