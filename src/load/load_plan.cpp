@@ -29,7 +29,7 @@ std::string label_of(const opened_tensors& opened, std::size_t index) {
                        quote(opened.paths[tensor.file].string(), max_shown_path));
 }
 
-/// Sets the shape and the runs of a slice.
+/// Sets the runs of a slice.
 /// @throws invalid_argument.
 void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& slice) {
     const tensor_description& tensor = opened.descriptions[job.tensor];
@@ -42,7 +42,7 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
         throw invalid_argument(fmt::format("cannot slice {} from {} to {} along axis {}: its shape is {}",
                                            label_of(opened, job.tensor), slice.begin, slice.end, slice.axis,
                                            to_string(tensor.shape)));
-    job.shape[slice.axis] = slice.end - slice.begin;
+    job.slice = &slice;
     // strides of an array without elements count lengths of 0 as 1
     const auto strides = c_strides_bytes(tensor.shape, tensor.dtype.size_bytes());
     const auto index_bytes = static_cast<std::uint64_t>(strides[slice.axis]);
@@ -61,20 +61,22 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
 load_job job_of(const opened_tensors& opened, const found_request& request) {
     const tensor_description& tensor = opened.descriptions[request.tensor];
     load_job job{.tensor = request.tensor,
-                 .shape = tensor.shape,
+                 .size_bytes = tensor.size_bytes,
                  .run_bytes = tensor.size_bytes,
                  .destination = request.destination};
-    if (request.dtype && !(*request.dtype == tensor.dtype)) {
+    if (request.dtype != nullptr && !(*request.dtype == tensor.dtype)) {
         if (!can_cast(tensor.dtype, *request.dtype))
             throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
                                                tensor.dtype.descr(), request.dtype->descr()));
         job.cast = request.dtype;
     }
-    if (request.slice) set_slice(job, opened, *request.slice);
+    if (request.slice != nullptr) set_slice(job, opened, *request.slice);
+    if (!job.is_cast() && job.slice == nullptr) return job;
     const pinflow::dtype& type = type_of(opened, job);
-    if (!multiply(element_count(job.shape), type.size_bytes(), job.size_bytes))
+    const shape_vector shape = shape_of(opened, job);
+    if (!multiply(element_count(shape), type.size_bytes(), job.size_bytes))
         throw invalid_argument(fmt::format("{} of shape {} is too large for elements of {}",
-                                           label_of(opened, job.tensor), to_string(job.shape), type.descr()));
+                                           label_of(opened, job.tensor), to_string(shape), type.descr()));
     return job;
 }
 
@@ -84,6 +86,7 @@ class planner {
     planner(load_plan& plan, const opened_tensors& opened, const pinflow::device& device)
         : plan_(plan), opened_(opened), device_(device), raw_bytes_(opened.files.size()) {
         plan.mapped.resize(opened.files.size());
+        plan.pieces.reserve(plan.jobs.size());
         for (const load_job& job : plan.jobs) {
             const stored_tensor& stored = opened.stored[job.tensor];
             if (stored.offset_bytes && is_contiguous(job)) raw_bytes_[stored.file] += job.size_bytes;
@@ -273,7 +276,8 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
                                                ? quote(opened.paths.front().string(), max_shown_path)
                                                : fmt::format("{} files", opened.files.size())));
     }
-    return {found->second, request.slice, request.dtype, request.destination};
+    return {found->second, request.slice ? &*request.slice : nullptr,
+            request.dtype ? &*request.dtype : nullptr, request.destination};
 }
 
 load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
@@ -290,16 +294,21 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
     }
 
     // in the order of files and offsets, so that neighbours in a file become neighbours in memory
-    std::vector<std::size_t> order(plan.jobs.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    const auto place_of = [&](std::size_t i) {
-        const file_position place = position_of(opened, plan.jobs[i]);
-        return std::tuple(place.file, place.offset_bytes, i);
+    const auto place_of = [&](const load_job& job) {
+        const file_position place = position_of(opened, job);
+        return std::tuple(place.file, place.offset_bytes);
     };
-    if (!std::ranges::is_sorted(order, {}, place_of)) std::ranges::sort(order, {}, place_of);
     planner planner(plan, opened, device);
-    for (const std::size_t i : order)
-        planner.add(i);
+    if (std::ranges::is_sorted(plan.jobs, {}, place_of)) {
+        for (std::size_t i = 0; i < plan.jobs.size(); ++i)
+            planner.add(i);
+    } else {
+        std::vector<std::size_t> order(plan.jobs.size());
+        std::iota(order.begin(), order.end(), std::size_t{0});
+        std::ranges::stable_sort(order, {}, [&](std::size_t i) { return place_of(plan.jobs[i]); });
+        for (const std::size_t i : order)
+            planner.add(i);
+    }
     planner.finish();
     const auto begin_of = [&](const load_unit& unit) {
         const load_piece& piece = plan.pieces[unit.first_piece];

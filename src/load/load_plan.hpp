@@ -102,13 +102,13 @@ class loaded_block {
     std::vector<event> events_;  ///< one for each stream, so that the destructor only records them
 };
 
-/// One tensor of a load. Bytes are counted in C order.
+/// One tensor of a load. Bytes are counted in C order. Small, as a load may have many: the memory of new jobs
+/// costs a page fault for each 4 KiB.
 struct load_job {
-    std::size_t tensor = 0;  ///< index in opened_tensors
-    /// The type as delivered, if it is not the stored one.
-    std::optional<pinflow::dtype> cast = std::nullopt;
-    shape_vector shape;            ///< of the slice
-    std::uint64_t size_bytes = 0;  ///< as delivered
+    std::size_t tensor = 0;                ///< index in opened_tensors
+    const pinflow::dtype* cast = nullptr;  ///< the type as delivered, if it is not the stored one
+    const tensor_slice* slice = nullptr;   ///< what is loaded, if it is not all
+    std::uint64_t size_bytes = 0;          ///< as delivered
     // the slice in the stored elements: run_count runs of run_bytes, stride_bytes apart, from first_bytes on
     std::uint64_t run_count = 1;
     std::uint64_t run_bytes = 0;
@@ -119,7 +119,7 @@ struct load_job {
     std::size_t block = 0;
     std::uint64_t block_offset_bytes = 0;
 
-    bool is_cast() const { return cast.has_value(); }
+    bool is_cast() const { return cast != nullptr; }
 };
 
 /// The type of a job's elements in the file, but little-endian.
@@ -128,7 +128,13 @@ inline const dtype& stored_type_of(const opened_tensors& opened, const load_job&
 }
 /// The type as delivered.
 inline const dtype& type_of(const opened_tensors& opened, const load_job& job) {
-    return job.cast ? *job.cast : stored_type_of(opened, job);
+    return job.is_cast() ? *job.cast : stored_type_of(opened, job);
+}
+/// The shape as delivered.
+inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) {
+    shape_vector shape = opened.descriptions[job.tensor].shape;
+    if (job.slice != nullptr) shape[job.slice->axis] = job.slice->end - job.slice->begin;
+    return shape;
 }
 
 /// A part of a tensor within a unit.
@@ -183,11 +189,11 @@ inline constexpr std::uint64_t shared_block_bytes = std::uint64_t{32} << 20;
 /// Smaller tensors share blocks.
 inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
 
-/// A request of a tensor that has been found.
+/// A request of a tensor that has been found. What it points to must outlive the load.
 struct found_request {
     std::size_t tensor = 0;  ///< index in opened_tensors
-    std::optional<tensor_slice> slice = std::nullopt;
-    std::optional<pinflow::dtype> dtype = std::nullopt;
+    const tensor_slice* slice = nullptr;
+    const pinflow::dtype* dtype = nullptr;
     std::byte* destination = nullptr;
 };
 

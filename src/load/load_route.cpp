@@ -106,7 +106,8 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     }
     if (chosen.route == load_route::copy) return chosen;
     const unsigned all = std::clamp(cores, 1U, max_threads);
-    const unsigned beside = all > 1 ? all - 1 : 1;  // one core registers
+    // a third thread registers pages, and a fourth copies from them
+    const unsigned beside = all > 2 ? all : 1;
     chosen.threads = options.threads != 0 ? options.threads : chosen.route == load_route::both ? beside : all;
     chosen.threads_without_pages = options.threads != 0 ? options.threads : all;
     if (chosen.is_small) chosen.threads = 0;

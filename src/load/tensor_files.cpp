@@ -178,11 +178,10 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
                                            opened.descriptions.size()));
 }
 
-/// What load_options::dtype makes of an element's type: empty for a type that stays.
-std::optional<dtype> cast_of(const dtype& type, const load_options& options) {
-    const bool is_cast = type.kind() == dtype_kind::bfloat16 ||
-                         (type.kind() == dtype_kind::floating && type.size_bytes() <= 8);
-    return is_cast ? options.dtype : std::nullopt;
+/// Whether load_options::dtype is for elements of this type.
+bool can_be_cast(const dtype& type) {
+    return type.kind() == dtype_kind::bfloat16 ||
+           (type.kind() == dtype_kind::floating && type.size_bytes() <= 8);
 }
 
 }  // namespace
@@ -270,7 +269,7 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
         run.allocate();
         for (const detail::load_job& job : plan.jobs) {
             device_tensor tensor(opened_->descriptions[job.tensor].name, detail::type_of(*opened_, job),
-                                 job.shape, device);
+                                 detail::shape_of(*opened_, job), device);
             tensor.size_bytes_ = job.size_bytes;
             if (job.size_bytes != 0) {
                 tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
@@ -309,7 +308,7 @@ std::vector<tensor_request> tensor_files::select(const load_options& options) co
     for (std::size_t i = 0; i < indices.size(); ++i) {
         const tensor_description& tensor = opened_->descriptions[indices[i]];
         requests[i].name = tensor.name;
-        requests[i].dtype = cast_of(tensor.dtype, options);
+        if (can_be_cast(tensor.dtype)) requests[i].dtype = options.dtype;
     }
     return requests;
 }
@@ -322,7 +321,8 @@ loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const 
     std::vector<detail::found_request> requests(indices.size());
     for (std::size_t i = 0; i < indices.size(); ++i) {
         requests[i].tensor = indices[i];
-        requests[i].dtype = cast_of(opened.tensors()[indices[i]].dtype, options);
+        if (options.dtype && can_be_cast(opened.tensors()[indices[i]].dtype))
+            requests[i].dtype = &*options.dtype;
     }
     loaded_tensors loaded = opened.load_found(requests, device, options);
     loaded.report.duration = std::chrono::steady_clock::now() - start;
