@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -15,6 +16,7 @@
 #include "src/core/cast.hpp"
 #include "src/train/rule_setup.hpp"
 #include "src/train/table_layout.hpp"
+#include "tests/fake_cuda_backend.hpp"
 #include "tests/support/devices.hpp"
 
 // Compiled without contraction to fused multiply-adds: see CMakeLists.txt.
@@ -283,6 +285,69 @@ TEST_CASE(
             check_program(device, options, random, 10);
         }
     });
+}
+
+TEST_CASE("embedding table: random programs give the same bits if other threads group the ids") {
+    on_each_device([&](const device& device) {
+        std::mt19937_64 random(8192);
+        for (int program = 0; program < random_programs() / 100; ++program) {
+            embedding_options options;
+            options.row_count = 1 + random() % 3000;
+            options.columns = 1 + random() % 3;
+            options.weights = uniform_weights(-1, 1, random());
+            options.max_batch_ids = 20'000;  // half of the steps have more than prefetch groups itself
+            options.look_ahead = static_cast<unsigned>(1 + random() % 4);
+            options.device_rows = random() % (options.row_count + 1);
+            CAPTURE(program);
+            check_program(device, options, random, 10);
+        }
+    });
+}
+
+TEST_CASE("embedding table: what fails in a thread that prefetches is thrown by the fetch") {
+    class failing_backend : public fake_cuda_backend {
+     public:
+        std::atomic<bool> fails = false;
+
+        void gather_rows(const detail::row_transfer& transfer, void* stream) override {
+            if (fails) throw device_error("injected");
+            fake_cuda_backend::gather_rows(transfer, stream);
+        }
+    };
+    failing_backend backend;
+    const stream stream(backend.device());
+    embedding_options options;
+    options.row_count = 100;
+    options.columns = 1;
+    options.weights = [](std::uint64_t row, std::span<float> weights) {
+        weights[0] = static_cast<float>(row);
+    };
+    options.max_batch_ids = 10'000;
+    options.look_ahead = 2;
+    options.device_rows = 100;
+    embedding_table table(options, backend.device());
+    std::mt19937_64 random(5);
+    const std::vector<float> ones(10'000, 1);
+    const device_gradients gradients(ones, stream);
+    const auto failing = random_ids(random, 100, 9000);
+    const auto other = random_ids(random, 100, 10'000);
+    for (int round = 0; round < 3; ++round) {
+        backend.fails = true;
+        table.prefetch(failing);
+        table.prefetch(failing);
+        CHECK_THROWS_WITH_AS(table.fetch(failing, stream), "injected", device_error);
+        // the second one has failed, too, before it is cancelled
+        table.prefetch(failing);
+        table.cancel_prefetches();
+        backend.fails = false;
+        table.prefetch(failing);
+        table.commit(table.fetch(other, stream), gradients.data(), dtype::of<float>(), stream);
+        const embedding_lease lease = table.fetch(failing, stream);
+        const auto expected = weights_of(table, {lease.ids().begin(), lease.ids().end()});
+        stream.synchronize();
+        for (std::uint64_t row = 0; row < lease.row_count(); ++row)
+            CHECK(std::memcmp(lease.weights() + row * lease.stride_bytes(), &expected[row * 4], 4) == 0);
+    }
 }
 
 TEST_CASE("embedding table: a lease has each row once, and the row of every position") {

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <mutex>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -68,15 +69,20 @@ const pinflow::device& embedding_table::device() const {
 }
 
 void embedding_table::prefetch(row_ids ids) {
-    valid().prefetch(ids);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.prefetch(ids);
 }
 
 void embedding_table::cancel_prefetches() {
-    valid().cancel_prefetches();
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.cancel_prefetches();
 }
 
 embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
     state& table = valid();
+    const std::scoped_lock lock(table.calls);
     table.check_stream(stream);
     detail::table_step& step = table.fetch(ids, stream);
     return embedding_lease(std::make_unique<embedding_lease::state>(state_, step, stream));
@@ -85,6 +91,7 @@ embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
 void embedding_table::commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
                              stream_view stream) {
     state& table = valid();
+    const std::scoped_lock lock(table.calls);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot commit a lease of another embedding table");
@@ -95,6 +102,7 @@ void embedding_table::commit(embedding_lease lease, const std::byte* gradients, 
 
 void embedding_table::write_back(embedding_lease lease, stream_view stream) {
     state& table = valid();
+    const std::scoped_lock lock(table.calls);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot write back a lease of another embedding table");
@@ -105,40 +113,57 @@ void embedding_table::write_back(embedding_lease lease, stream_view stream) {
 
 void embedding_table::set_rate(double rate, stream_view stream) {
     state& table = valid();
+    const std::scoped_lock lock(table.calls);
     table.check_stream(stream);
     table.set_rate(rate, stream);
 }
 
 void embedding_table::read_weights(row_ids ids, std::span<std::byte> destination) {
-    valid().read_weights(ids, destination);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.read_weights(ids, destination);
 }
 
 void embedding_table::write_weights(row_ids ids, std::span<const std::byte> weights) {
-    valid().write_weights(ids, weights);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.write_weights(ids, weights);
 }
 
 void embedding_table::grow(std::uint64_t row_count) {
-    valid().grow(row_count);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.grow(row_count);
 }
 
 void embedding_table::export_weights(const std::filesystem::path& path) {
-    valid().export_weights(path);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.export_weights(path);
 }
 
 void embedding_table::import_weights(const std::filesystem::path& path) {
-    valid().import_weights(path);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.import_weights(path);
 }
 
 void embedding_table::save(const std::filesystem::path& path) {
-    valid().save(path);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.save(path);
 }
 
 void embedding_table::load(const std::filesystem::path& path) {
-    valid().load(path);
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.load(path);
 }
 
 void embedding_table::synchronize() {
-    valid().synchronize();
+    state& table = valid();
+    const std::scoped_lock lock(table.calls);
+    table.synchronize();
 }
 
 }  // namespace pinflow

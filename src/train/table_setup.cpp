@@ -53,6 +53,7 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
 }
 
 embedding_table::state::~state() {
+    threads_.reset();
     try {
         gathers_.synchronize();
         writes_.synchronize();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
+#include <utility>
 
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
@@ -15,6 +16,9 @@ namespace pinflow {
 namespace {
 
 using detail::table_step;
+
+/// Handing fewer ids to another thread takes longer than grouping them.
+constexpr std::size_t min_threaded_ids = 8192;
 
 }  // namespace
 
@@ -33,10 +37,11 @@ void embedding_table::state::check_inside(row_ids ids) const {
     if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
     const std::span all(ids.data(), ids.size());
     const auto is_outside = [&](std::uint64_t id) { return id >= options.row_count; };
-    bool has_outside = false;
-    for (const std::uint64_t id : all)  // without a branch for each id
-        has_outside |= is_outside(id);
-    if (!has_outside) return;
+    // the highest bit tells whether one is outside; compilers vectorise this. row_count is below 2^63
+    std::uint64_t signs = 0;
+    for (const std::uint64_t id : all)
+        signs |= id | (options.row_count - 1 - id);
+    if (all.empty() || (options.row_count != 0 && signs >> 63 == 0)) return;
     const auto first = std::ranges::find_if(all, is_outside);
     throw invalid_argument(
         fmt::format("{} of {} ids are outside the embedding table of {} rows; the first is ids[{}] = {}",
@@ -71,7 +76,17 @@ void embedding_table::state::forget_newer(table_step& step) noexcept {
     step.newer.clear();
 }
 
+/// Waits until no thread prepares a step.
+void embedding_table::state::wait_for_grouping() {
+    grouped_.wait(calls, [&] {
+        return std::ranges::none_of(prefetched_, [&](const table_step* step) {
+            return phase_of(*step) == table_step::phase::grouping;
+        });
+    });
+}
+
 void embedding_table::state::cancel_prefetches() {
+    wait_for_grouping();
     for (table_step* const step : prefetched_) {
         forget_newer(*step);
         set_phase(*step, table_step::phase::free);  // later gathers into its memory come after this one
@@ -123,16 +138,49 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
     step.newer.erase(step.newer.begin());
 }
 
-table_step& embedding_table::state::prefetch(row_ids ids) {
+void embedding_table::state::prefetch(row_ids ids) {
     check_ids(ids);
     if (prefetched_.size() >= options.look_ahead)
         throw invalid_argument(
             fmt::format("look_ahead is {}, and as many steps are prefetched already", options.look_ahead));
     table_step& step = take_step();
     step.requested.assign(ids.data(), ids.data() + ids.size());
+    step.failure = nullptr;
+    if (ids.size() >= min_threaded_ids) {
+        set_phase(step, table_step::phase::grouping);
+        prefetched_.push_back(&step);
+        // two: one groups ids while the other one enqueues
+        if (!threads_)
+            threads_.emplace(std::min(options.look_ahead, 2U),
+                             [this](table_step& of, detail::row_grouper& grouper) { prepare(of, grouper); });
+        if (threads_->add(step)) return;
+        prefetched_.pop_back();
+        set_phase(step, table_step::phase::free);
+    }
+    group(step, grouper_);
     gather(step);
+    set_phase(step, table_step::phase::prefetched);
     prefetched_.push_back(&step);
-    return step;
+}
+
+/// What another thread does with a prefetched step.
+void embedding_table::state::prepare(table_step& step, detail::row_grouper& grouper) noexcept {
+    try {
+        group(step, grouper);
+    } catch (...) {
+        step.failure = std::current_exception();
+    }
+    {
+        const std::scoped_lock lock(calls);
+        try {
+            if (!step.failure) gather(step);
+        } catch (...) {
+            step.failure = std::current_exception();
+            step.newer.clear();  // not counted among their readers yet
+        }
+        set_phase(step, table_step::phase::prefetched);
+    }
+    grouped_.notify_all();
 }
 
 std::uint64_t embedding_table::state::device_count(const table_step& step) const {
@@ -161,14 +209,19 @@ detail::row_transfer embedding_table::state::transfer_of(const table_step& step,
     return transfer;
 }
 
-/// Enqueues the gather of step.requested.
-void embedding_table::state::gather(table_step& step) {
-    // waits for earlier users of the memory: uploads, writes and readers
+/// Groups step.requested.
+void embedding_table::state::group(table_step& step, detail::row_grouper& grouper) const {
+    // the memory's last upload
     if (!step.gathered.done()) step.gathered.synchronize();
+    step.row_count = grouper.group(step.requested, options.row_count, step.host_groups());
+}
+
+/// Enqueues the gather of a step whose ids are grouped.
+void embedding_table::state::gather(table_step& step) {
     const stream_view stream = gathers_;
+    // earlier users of the memory
     stream.wait(step.written);
     stream.wait(step.released);
-    step.row_count = grouper_.group(step.requested, options.row_count, step.host_groups());
     step.upload(stream);
     step.newer.clear();
     for (table_step* const commit : committed_) {
@@ -191,7 +244,6 @@ void embedding_table::state::gather(table_step& step) {
     step.gathered.record(stream);
     for (table_step* const commit : step.newer)
         ++commit->readers;
-    set_phase(step, table_step::phase::prefetched);
 }
 
 table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
@@ -202,11 +254,17 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
     table_step* step = nullptr;
     if (found != prefetched_.end()) {
         step = *found;
-        prefetched_.erase(found);
+        grouped_.wait(calls, [&] { return phase_of(*step) != table_step::phase::grouping; });
+        std::erase(prefetched_, step);
+        if (step->failure) {
+            set_phase(*step, table_step::phase::free);
+            std::rethrow_exception(std::exchange(step->failure, nullptr));
+        }
     } else {
         check_ids(ids);  // those of a prefetch have been checked
         step = &take_step();
         step->requested.assign(ids.data(), ids.data() + ids.size());
+        group(*step, grouper_);
         gather(*step);
     }
     set_phase(*step, table_step::phase::leased);
@@ -265,7 +323,7 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
     for (const table_step* const other : leased_)
         writes_.wait(other->gathered);
     for (const table_step* const later : prefetched_) {
-        if (is_on_host()) writes_.wait(later->gathered);
+        if (is_on_host() && phase_of(*later) == table_step::phase::prefetched) writes_.wait(later->gathered);
     }
     try {
         scatter(step);
@@ -278,6 +336,8 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
     std::erase(leased_, &step);
     for (const auto* const others : {&leased_, &prefetched_}) {
         for (table_step* const other : *others) {
+            // a gather that comes later will see this commit
+            if (phase_of(*other) == table_step::phase::grouping || other->failure) continue;
             other->newer.push_back(&step);
             ++step.readers;
         }

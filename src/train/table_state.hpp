@@ -1,5 +1,6 @@
 #pragma once
 
+#include <condition_variable>
 #include <filesystem>
 #include <memory>
 #include <mutex>
@@ -9,12 +10,17 @@
 
 #include "pinflow/train/embedding_table.hpp"
 #include "src/device/row_work.hpp"
+#include "src/train/prefetch_threads.hpp"
 #include "src/train/rule_setup.hpp"
 #include "src/train/table_step.hpp"
 
 namespace pinflow {
 
-/// What a table owns; leases share it. Members may be called by one thread at a time, but `drop` by any.
+/// What a table owns; leases share it. One thread at a time may call members, which then holds `calls`;
+/// `drop` may be called by any thread, without it.
+///
+/// Prefetched steps with many ids are prepared by other threads: they group the ids, then they hold `calls`
+/// while they enqueue the gather.
 ///
 /// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
 /// while an earlier step is computed or written. The gather then reads old records, and on a GPU half-written
@@ -25,7 +31,7 @@ struct embedding_table::state {
     state(embedding_options chosen, const pinflow::device& where);
     ~state();
 
-    detail::table_step& prefetch(row_ids ids);
+    void prefetch(row_ids ids);
     detail::table_step& fetch(row_ids ids, stream_view stream);
     void cancel_prefetches();
     void commit(detail::table_step& step, const std::byte* gradients, const pinflow::dtype& type,
@@ -47,6 +53,7 @@ struct embedding_table::state {
     pinflow::device device;
     detail::record_layout layout;
     detail::rule_layout rule;
+    std::mutex calls;  ///< of all members but `drop`; see above
 
  private:
     void make_storage();
@@ -65,7 +72,10 @@ struct embedding_table::state {
     void set_phase(detail::table_step& step, detail::table_step::phase phase) noexcept;
     void free_dropped();
     detail::table_step& take_step();
+    void group(detail::table_step& step, detail::row_grouper& grouper) const;
     void gather(detail::table_step& step);
+    void prepare(detail::table_step& step, detail::row_grouper& grouper) noexcept;
+    void wait_for_grouping();
     void patch(detail::table_step& step, stream_view stream);
     void write(detail::table_step& step, stream_view stream);
     void scatter(const detail::table_step& step);
@@ -86,11 +96,13 @@ struct embedding_table::state {
     const detail::rule_numbers* numbers_ = nullptr;  ///< in rule_memory_
     std::optional<row_exchange> exchange_;           ///< of the rows from device_rows on
     std::vector<std::uint64_t> exchanged_;
-    detail::row_grouper grouper_;
+    detail::row_grouper grouper_;  ///< of the caller's thread
     std::vector<std::unique_ptr<detail::table_step>> steps_;
     std::vector<detail::table_step*> prefetched_;
     std::vector<detail::table_step*> leased_;     ///< also those that were dropped meanwhile
     std::vector<detail::table_step*> committed_;  ///< oldest first
+    std::condition_variable_any grouped_;         ///< a step is not being grouped any more
+    std::optional<detail::prefetch_threads> threads_;
 };
 
 struct embedding_lease::state {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <vector>
 
@@ -15,7 +16,8 @@ namespace pinflow::detail {
 struct table_step {
     enum class phase : std::uint8_t {
         free,
-        prefetched,  ///< its rows are being gathered
+        grouping,    ///< a thread prepares its gather
+        prefetched,  ///< its rows are being gathered, unless there was a failure
         leased,
         dropped,    ///< not committed; free_dropped frees it
         committed,  ///< its rows are being written, or have been
@@ -36,6 +38,7 @@ struct table_step {
     std::uint64_t max_ids;
     std::vector<std::uint64_t> requested;  ///< the ids, as the caller gave them
     std::uint64_t row_count = 0;           ///< different ids
+    std::exception_ptr failure = nullptr;  ///< of preparing the gather; for the fetch
     device_buffer records;
     device_buffer indices;
     pinned_buffer host;

@@ -129,14 +129,17 @@ class embedding_table {
     const embedding_options& options() const;
     const pinflow::device& device() const;
 
-    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. Waits
-    /// if the memory that it reuses is still being filled for an earlier step.
+    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. For 8192
+    /// ids and more it returns at once: at most two threads of the table group the ids and enqueue the work.
+    /// What fails there is thrown by the fetch. For fewer ids it waits if the memory that it reuses is still
+    /// being filled for an earlier step.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already.
     void prefetch(row_ids ids);
     /// Forgets what was prefetched and not fetched, for example when the order of batches changes.
     void cancel_prefetches();
-    /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Without a
-    /// matching prefetch, waits as `prefetch` does.
+    /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
+    /// the ids are grouped, and, without a matching prefetch, if the memory that it reuses is still being
+    /// filled for an earlier step.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
     /// @throws unsupported for ids in device memory.

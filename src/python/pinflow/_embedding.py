@@ -136,7 +136,8 @@ class EmbeddingTable:
         return f"<pinflow.EmbeddingTable {self.dtype} {self.shape}, rows on {self.device}>"
 
     def prefetch(self, ids: Any) -> None:
-        """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result.
+        """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. Returns at once
+        for 8192 ids and more: what fails afterwards is raised by the fetch.
 
         Raises:
             InvalidArgument: `look_ahead` steps are prefetched already. Otherwise as `fetch`.
