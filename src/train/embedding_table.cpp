@@ -1,6 +1,8 @@
 #include "pinflow/train/embedding_table.hpp"
 
 #include <fmt/format.h>
+#include <sys/types.h>
+#include <unistd.h>
 
 #include <mutex>
 #include <utility>
@@ -10,6 +12,18 @@
 #include "src/train/table_state.hpp"
 
 namespace pinflow {
+
+namespace {
+
+/// Holds a table's `calls`.
+/// @throws device_error in a forked process: a thread that it lacks may hold them.
+std::unique_lock<std::mutex> locked(::pid_t process, std::mutex& calls) {
+    if (::getpid() != process)
+        throw device_error("cannot use an embedding table in a forked process: make one there");
+    return std::unique_lock(calls);
+}
+
+}  // namespace
 
 // ---- leases ----------------------------------------------------------------------------------------------
 
@@ -70,19 +84,19 @@ const pinflow::device& embedding_table::device() const {
 
 void embedding_table::prefetch(row_ids ids) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.prefetch(ids);
 }
 
 void embedding_table::cancel_prefetches() {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.cancel_prefetches();
 }
 
 embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.check_stream(stream);
     detail::table_step& step = table.fetch(ids, stream);
     return embedding_lease(std::make_unique<embedding_lease::state>(state_, step, stream));
@@ -91,7 +105,7 @@ embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
 void embedding_table::commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
                              stream_view stream) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot commit a lease of another embedding table");
@@ -102,7 +116,7 @@ void embedding_table::commit(embedding_lease lease, const std::byte* gradients, 
 
 void embedding_table::write_back(embedding_lease lease, stream_view stream) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot write back a lease of another embedding table");
@@ -113,56 +127,56 @@ void embedding_table::write_back(embedding_lease lease, stream_view stream) {
 
 void embedding_table::set_rate(double rate, stream_view stream) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.check_stream(stream);
     table.set_rate(rate, stream);
 }
 
 void embedding_table::read_weights(row_ids ids, std::span<std::byte> destination) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.read_weights(ids, destination);
 }
 
 void embedding_table::write_weights(row_ids ids, std::span<const std::byte> weights) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.write_weights(ids, weights);
 }
 
 void embedding_table::grow(std::uint64_t row_count) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.grow(row_count);
 }
 
 void embedding_table::export_weights(const std::filesystem::path& path) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.export_weights(path);
 }
 
 void embedding_table::import_weights(const std::filesystem::path& path) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.import_weights(path);
 }
 
 void embedding_table::save(const std::filesystem::path& path) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.save(path);
 }
 
 void embedding_table::load(const std::filesystem::path& path) {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.load(path);
 }
 
 void embedding_table::synchronize() {
     state& table = valid();
-    const std::scoped_lock lock(table.calls);
+    const auto lock = locked(table.process, table.calls);
     table.synchronize();
 }
 

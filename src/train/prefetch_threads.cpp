@@ -2,15 +2,29 @@
 
 #include <unistd.h>
 
+#include <condition_variable>
+#include <deque>
 #include <exception>
+#include <mutex>
 #include <utility>
 
 #include "src/core/system.hpp"
 
 namespace pinflow::detail {
 
+struct prefetch_threads::queue {
+    work prepare;
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::deque<table_step*> steps;
+    std::size_t idle = 0;  ///< threads that wait for a step
+    bool stopped = false;
+};
+
 prefetch_threads::prefetch_threads(std::size_t max_count, work prepare)
-    : max_count_(max_count), prepare_(std::move(prepare)), process_(::getpid()) {}
+    : max_count_(max_count), process_(::getpid()), queue_(std::make_shared<queue>()) {
+    queue_->prepare = std::move(prepare);
+}
 
 prefetch_threads::~prefetch_threads() {
     if (::getpid() != process_) {  // a forked process has none of the threads
@@ -19,41 +33,45 @@ prefetch_threads::~prefetch_threads() {
         return;
     }
     {
-        const std::scoped_lock lock(mutex_);
-        stopped_ = true;
+        const std::scoped_lock lock(queue_->mutex);
+        queue_->stopped = true;
     }
-    changed_.notify_all();
+    queue_->changed.notify_all();
     for (std::thread& thread : threads_)
         thread.join();
 }
 
-bool prefetch_threads::add(table_step& step) {
-    if (::getpid() != process_) return false;
-    const std::scoped_lock lock(mutex_);
-    if (idle_ <= waiting_.size() && threads_.size() < max_count_) {
-        try {
-            threads_.push_back(system::start_thread("prefetches rows of a table", [this] { run(); }));
-        } catch (const std::exception&) {
-            if (threads_.empty()) return false;
+bool prefetch_threads::add(table_step& step) noexcept {
+    try {
+        const std::scoped_lock lock(queue_->mutex);
+        if (queue_->idle <= queue_->steps.size() && threads_.size() < max_count_) {
+            try {
+                threads_.push_back(
+                    system::start_thread("prefetches rows of a table", [all = queue_] { run(*all); }));
+            } catch (const std::exception&) {
+                if (threads_.empty()) return false;  // otherwise those that there are prepare it later
+            }
         }
+        queue_->steps.push_back(&step);
+    } catch (const std::exception&) {
+        return false;
     }
-    waiting_.push_back(&step);
-    changed_.notify_one();
+    queue_->changed.notify_one();
     return true;
 }
 
-void prefetch_threads::run() {
+void prefetch_threads::run(queue& waiting) {
     row_grouper grouper;
-    std::unique_lock lock(mutex_);
+    std::unique_lock lock(waiting.mutex);
     while (true) {
-        ++idle_;
-        changed_.wait(lock, [&] { return stopped_ || !waiting_.empty(); });
-        --idle_;
-        if (stopped_) return;
-        table_step& step = *waiting_.front();
-        waiting_.pop_front();
+        ++waiting.idle;
+        waiting.changed.wait(lock, [&] { return waiting.stopped || !waiting.steps.empty(); });
+        --waiting.idle;
+        if (waiting.stopped) return;
+        table_step& step = *waiting.steps.front();
+        waiting.steps.pop_front();
         lock.unlock();
-        prepare_(step, grouper);
+        waiting.prepare(step, grouper);
         lock.lock();
     }
 }

@@ -2,11 +2,9 @@
 
 #include <sys/types.h>
 
-#include <condition_variable>
 #include <cstddef>
-#include <deque>
 #include <functional>
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <vector>
 
@@ -29,21 +27,19 @@ class prefetch_threads {
     ~prefetch_threads();
 
     /// Has a thread prepare the step.
-    /// @return false if there is none: the system starts no thread, or the process has been forked.
-    bool add(table_step& step);
+    /// @return false if that is not possible: the system starts no thread, or memory is short.
+    bool add(table_step& step) noexcept;
 
  private:
-    void run();
+    struct queue;
+    static void run(queue& waiting);
 
     std::size_t max_count_;
-    work prepare_;
     ::pid_t process_;
-    std::vector<std::thread> threads_;  // of the thread that calls `add`
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    std::deque<table_step*> waiting_;
-    std::size_t idle_ = 0;  ///< threads that wait for a step
-    bool stopped_ = false;
+    std::vector<std::thread> threads_;
+    /// Shared with the threads. So it stays in a forked process, whose copies of the threads never end: to
+    /// destroy a condition variable waits for those that wait for it.
+    std::shared_ptr<queue> queue_;
 };
 
 }  // namespace pinflow::detail

@@ -138,21 +138,28 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
     step.newer.erase(step.newer.begin());
 }
 
+/// Takes a step for these ids.
+table_step& embedding_table::state::begin_step(row_ids ids) {
+    table_step& step = take_step();
+    step.requested.assign(ids.data(), ids.data() + ids.size());
+    step.newer.clear();
+    step.failure = nullptr;
+    return step;
+}
+
 void embedding_table::state::prefetch(row_ids ids) {
     check_ids(ids);
     if (prefetched_.size() >= options.look_ahead)
         throw invalid_argument(
             fmt::format("look_ahead is {}, and as many steps are prefetched already", options.look_ahead));
-    table_step& step = take_step();
-    step.requested.assign(ids.data(), ids.data() + ids.size());
-    step.failure = nullptr;
+    table_step& step = begin_step(ids);
     if (ids.size() >= min_threaded_ids) {
-        set_phase(step, table_step::phase::grouping);
-        prefetched_.push_back(&step);
         // two: one groups ids while the other one enqueues
         if (!threads_)
             threads_.emplace(std::min(options.look_ahead, 2U),
                              [this](table_step& of, detail::row_grouper& grouper) { prepare(of, grouper); });
+        set_phase(step, table_step::phase::grouping);
+        prefetched_.push_back(&step);
         if (threads_->add(step)) return;
         prefetched_.pop_back();
         set_phase(step, table_step::phase::free);
@@ -176,7 +183,6 @@ void embedding_table::state::prepare(table_step& step, detail::row_grouper& grou
             if (!step.failure) gather(step);
         } catch (...) {
             step.failure = std::current_exception();
-            step.newer.clear();  // not counted among their readers yet
         }
         set_phase(step, table_step::phase::prefetched);
     }
@@ -222,24 +228,29 @@ void embedding_table::state::gather(table_step& step) {
     // earlier users of the memory
     stream.wait(step.written);
     stream.wait(step.released);
-    step.upload(stream);
-    step.newer.clear();
-    for (table_step* const commit : committed_) {
-        if (commit->is_ordered) continue;
-        if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
-            step.newer.push_back(commit);
-        } else {
-            stream.wait(commit->written);
-            commit->is_ordered = true;
+    try {
+        step.upload(stream);
+        for (table_step* const commit : committed_) {
+            if (commit->is_ordered) continue;
+            if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
+                step.newer.push_back(commit);
+            } else {
+                stream.wait(commit->written);
+                commit->is_ordered = true;
+            }
         }
-    }
-    if (step.row_count != 0) {
-        const std::uint64_t on_device = device_count(step);
-        if (on_device != 0)
-            device.backend().gather_rows(transfer_of(step, on_device), stream.native_handle());
-        if (on_device < step.row_count)
-            exchange_->gather_async(exchanged_ids(step), step.records.data() + on_device * layout.size_bytes,
-                                    stream);
+        if (step.row_count != 0) {
+            const std::uint64_t on_device = device_count(step);
+            if (on_device != 0)
+                device.backend().gather_rows(transfer_of(step, on_device), stream.native_handle());
+            if (on_device < step.row_count)
+                exchange_->gather_async(exchanged_ids(step),
+                                        step.records.data() + on_device * layout.size_bytes, stream);
+        }
+    } catch (...) {
+        step.newer.clear();
+        step.gathered.record(stream);  // a part may have been enqueued
+        throw;
     }
     step.gathered.record(stream);
     for (table_step* const commit : step.newer)
@@ -262,8 +273,7 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
         }
     } else {
         check_ids(ids);  // those of a prefetch have been checked
-        step = &take_step();
-        step->requested.assign(ids.data(), ids.data() + ids.size());
+        step = &begin_step(ids);
         group(*step, grouper_);
         gather(*step);
     }

@@ -1,5 +1,8 @@
 #pragma once
 
+#include <sys/types.h>
+#include <unistd.h>
+
 #include <condition_variable>
 #include <filesystem>
 #include <memory>
@@ -54,6 +57,7 @@ struct embedding_table::state {
     detail::record_layout layout;
     detail::rule_layout rule;
     std::mutex calls;  ///< of all members but `drop`; see above
+    const ::pid_t process = ::getpid();
 
  private:
     void make_storage();
@@ -72,6 +76,7 @@ struct embedding_table::state {
     void set_phase(detail::table_step& step, detail::table_step::phase phase) noexcept;
     void free_dropped();
     detail::table_step& take_step();
+    detail::table_step& begin_step(row_ids ids);
     void group(detail::table_step& step, detail::row_grouper& grouper) const;
     void gather(detail::table_step& step);
     void prepare(detail::table_step& step, detail::row_grouper& grouper) noexcept;

@@ -17,7 +17,8 @@
 
 namespace pinflow {
 
-/// Writes the first weights of a row. Called by several threads at once, in no particular order.
+/// Writes the first weights of a row. Called by several threads at once, in no particular order. Must not use
+/// the table.
 using weight_function = std::function<void(std::uint64_t row, std::span<float> weights)>;
 
 /// Random weights, uniform from `low` to `high`. They are computed from counters (Salmon and others, Parallel
@@ -104,7 +105,7 @@ class embedding_lease {
 ///
 /// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
 /// stream than its fetch; other work on the rows and gradients must be ordered by the caller. One thread at a
-/// time may use a table.
+/// time may use a table, and no forked process (device_error).
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of
@@ -129,13 +130,14 @@ class embedding_table {
     const embedding_options& options() const;
     const pinflow::device& device() const;
 
-    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. For 8192
-    /// ids and more it returns at once: at most two threads of the table group the ids and enqueue the work.
-    /// What fails there is thrown by the fetch. For fewer ids it waits if the memory that it reuses is still
-    /// being filled for an earlier step.
+    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. Of
+    /// 8192 ids and more, at most two threads of the table group the ids and enqueue the work; what fails
+    /// there is thrown by the fetch. For fewer ids it waits if the memory that it reuses is still being
+    /// filled for an earlier step.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already.
     void prefetch(row_ids ids);
-    /// Forgets what was prefetched and not fetched, for example when the order of batches changes.
+    /// Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits
+    /// until its ids are grouped.
     void cancel_prefetches();
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
     /// the ids are grouped, and, without a matching prefetch, if the memory that it reuses is still being

@@ -170,7 +170,11 @@ void bind_embedding_tables(nb::module_& module) {
             nb::arg("rows"), nb::arg("columns"), nb::arg("type"), nb::arg("rule"), nb::arg("numbers"),
             nb::arg("weights"), nb::arg("max_batch_ids"), nb::arg("look_ahead"), nb::arg("device_rows"),
             nb::arg("device"))
-        .def("cancel_prefetches", [](python_embeddings& self) { self.table().cancel_prefetches(); })
+        .def("cancel_prefetches",
+             [](python_embeddings& self) {
+                 const gil_release released;
+                 self.table().cancel_prefetches();
+             })
         .def_prop_ro("device", [](python_embeddings& self) { return self.table().device().name(); })
         .def_prop_ro("gpu",
                      [](python_embeddings& self) -> std::optional<int> {

@@ -89,6 +89,8 @@ class FlatParameters:
     gradient are left alone. All others are updated in each step: where torch.optim skips a parameter without a gradient,
     its gradient is zero here, so that decay and momentum still change it. Autograd does not notice that a step has
     changed the parameters: a second backward through values from before a step gives wrong gradients, and no error.
+    cuDNN copies the weights of a recurrent layer (LSTM, GRU) together in each call, because they begin at multiples of
+    256 bytes here; PyTorch warns of that.
 
     Args:
         params: parameters, pairs of a name and a parameter (`model.named_parameters()`), or dictionaries with "params" and
