@@ -106,14 +106,11 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     }
     if (chosen.route == load_route::copy) return chosen;
     const unsigned all = std::clamp(cores, 1U, max_threads);
-    // a third thread registers pages, and a fourth copies from them
-    const unsigned beside = all > 2 ? all : 1;
-    chosen.threads = options.threads != 0 ? options.threads : chosen.route == load_route::both ? beside : all;
-    chosen.threads_without_pages = options.threads != 0 ? options.threads : all;
+    // also beside page-locking: one thread fewer is as fast, or slower
+    chosen.threads = options.threads != 0 ? options.threads : all;
     if (chosen.is_small) chosen.threads = 0;
     const std::size_t units = plan.copyable.size() + plan.others.size();
-    for (unsigned* threads : {&chosen.threads, &chosen.threads_without_pages})
-        *threads = static_cast<unsigned>(std::min<std::size_t>(*threads, units));
+    chosen.threads = static_cast<unsigned>(std::min<std::size_t>(chosen.threads, units));
     return chosen;
 }
 

@@ -10,7 +10,6 @@ namespace pinflow::detail {
 struct chosen_route {
     load_route route = load_route::staged;  ///< not automatic
     unsigned threads = 0;                   ///< that read, decode and cast
-    unsigned threads_without_pages = 0;     ///< the same, once no more pages are registered
     bool is_small = false;                  ///< on the host device: the calling thread reads all of it
     std::string reason;
 };
