@@ -13,8 +13,8 @@
 #include "src/device/pin_registry.hpp"
 
 // Transfers for arrays whose pages are registered while their rows are delivered. The copy engine or a kernel
-// reads rows of registered pages in place. The CPU gathers all other rows, and pieces that are too small for
-// the copy engine.
+// reads rows of registered pages in place. The CPU gathers all other rows, and those with pieces that are too
+// small for the copy engine.
 namespace pinflow::detail {
 
 namespace {

@@ -63,9 +63,9 @@ struct link_profile {
     unsigned groups_of_slots = 4;           ///< for a GPU: groups that the slots form; 8 are slower
     unsigned buffered_groups_of_slots = 8;  ///< the same, if all rows pass through shared staging buffers
     unsigned host_groups_of_slots = 4;      ///< on the host: two being filled, one ready, one in use
-    /// Groups that are filled at the same time, if rows pass through shared staging buffers. With more, the
-    /// first ones are late: one epoch of rows of 64 KiB with labels reached 45 GB/s with eight, and 49 GB/s
-    /// with four.
+    /// Groups that are filled at the same time, if all rows pass through shared staging buffers. With more,
+    /// the first ones are late: one epoch of rows of 64 KiB with labels reached 45 GB/s with eight, and 49
+    /// GB/s with four.
     unsigned max_groups_filled = 4;
     unsigned min_slots = 8;
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being

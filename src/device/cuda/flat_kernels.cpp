@@ -1,5 +1,6 @@
 #include "src/device/cuda/flat_kernels.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "src/device/cuda/blocks_for.hpp"
@@ -32,7 +33,8 @@ cudaError_t check_gradients(const gradient_check& work, const flat_device& devic
     // as many chunks for each block
     const std::uint64_t chunks = norm_sum_count(work.buffers.pack_count);
     const std::uint64_t most_blocks = std::uint64_t{device.multiprocessors} * 8;
-    const unsigned blocks = blocks_for(chunks, (chunks + most_blocks - 1) / most_blocks, most_blocks);
+    const std::uint64_t rounds = std::max<std::uint64_t>(1, (chunks + most_blocks - 1) / most_blocks);
+    const unsigned blocks = blocks_for(chunks, rounds, most_blocks);
     return launch_on(device, check_flat(), blocks, norm_threads, arguments, stream);
 }
 
