@@ -52,7 +52,10 @@ class registered_transfer : public array_transfer {
     std::string reason() const override {
         std::string reason = array_.plan.reason;
         const pin_report pinned = pages_.report();
-        if (pinned.finished) reason += "; " + pinned.reason;
+        reason += "; " + (pinned.finished ? pinned.reason
+                                          : fmt::format("{} of {} are registered so far",
+                                                        in_binary_units(pinned.registered_bytes),
+                                                        in_binary_units(pinned.total_bytes)));
         if (const std::uint64_t staged = staged_bytes_; staged > 0)
             reason += fmt::format("; {} {}", in_binary_units(staged), to_string(fallback()));
         return reason;

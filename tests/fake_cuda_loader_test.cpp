@@ -289,6 +289,9 @@ TEST_CASE("fake CUDA loader: if a registration does not return, all rows come wi
                 loader batches({large.open()}, options);
                 CHECK(take_all(batches) == 128);
                 CHECK(batches.report().pinned_bytes == 0);
+                const std::string reason = batches.report().arrays[0].reason;
+                CAPTURE(reason);
+                CHECK(contains_all(reason, {"0 bytes of 4.0 MiB are registered so far", "8.0 MiB staged"}));
                 backend.lock.allow(1000);  // so that its end need not wait for the deadline
             }
         }

@@ -32,8 +32,8 @@ struct loader_report {
     /// One entry for each array of a sample, in their order.
     std::vector<array_report> arrays;
     /// The maximum number of threads that gather rows at the same time. While pages are being registered,
-    /// fewer gather: half, but at least 3 and at most 10. Of 2 or 3 threads, one is left out; a single one
-    /// gathers. If the device fetches all rows by itself, at most 4 list their addresses.
+    /// fewer gather: three quarters, but at least 3 and at most 12. Of 2 or 3 threads, one is left out; a
+    /// single one gathers. If the device fetches all rows by itself, at most 4 list their addresses.
     unsigned threads = 0;
     /// Why there are fewer threads than the loader wanted: memory is short, the system starts no more
     /// threads, the application limits oneTBB, or the process was forked. Empty if there are not fewer.
