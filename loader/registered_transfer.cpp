@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "loader/array_transfer.hpp"
+#include "pinflow/buffer.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/extent_index.hpp"
 #include "src/device/backend.hpp"
@@ -183,17 +184,20 @@ class registered_transfer : public array_transfer {
 };
 
 /// Copies each run of contiguous registered rows with one copy. Runs of a file are cut at boundaries between
-/// registrations. Unregistered rows, and rows of a file with a piece that is too small for the copy engine,
-/// are staged: through shared buffers if there are any, otherwise through the staging side of the slot.
+/// registrations. Pieces that are too small for the copy engine, mostly a few hundred bytes at the end of a
+/// row, are read to memory of their own, as far as it suffices. All other rows are staged: through shared
+/// buffers if there are any, otherwise through the staging side of the slot.
 class engine_transfer final : public registered_transfer {
  public:
-    using registered_transfer::registered_transfer;
+    engine_transfer(const sample_array& array, const loader_setup& setup)
+        : registered_transfer(array, setup),
+          short_pieces_(min_piece_bytes() == 0 ? 0 : setup.slot_count * short_pieces_bytes, setup.device) {}
 
     bool needs_cpu() const override { return registered_transfer::needs_cpu() || is_too_short(); }
 
     void prepare(slot& filling, slot_group& group) override {
         if (array().row_bytes() == 0) return;
-        parts of_batch{filling, group, {}, 0, 0};
+        parts of_batch{filling, group, {}, 0, 0, 0};
         for_runs_of(filling, true, [&](const row_run& rows) {
             if (!rows.is_registered && array().plan.pages->is_required) refuse_unregistered();
             rows.is_registered ? copy(rows, of_batch) : leave(rows, of_batch);
@@ -210,7 +214,11 @@ class engine_transfer final : public registered_transfer {
         // neighbours that will be staged
         std::size_t first_left;
         std::size_t left_count;
+        std::uint64_t short_bytes;  ///< of pieces that were read
     };
+
+    /// For the short pieces of a batch.
+    static constexpr std::uint64_t short_pieces_bytes = 32 << 10;
 
     std::uint64_t min_piece_bytes() const { return array().plan.parts.front().min_piece_bytes; }
     /// Whether rows are shuffled, so that they travel one by one, and too short for the copy engine.
@@ -222,21 +230,42 @@ class engine_transfer final : public registered_transfer {
         of_batch.left_count += rows.count;
     }
     void stage_left(parts& of_batch) {
-        auto& [filling, group, pieces, first, count] = of_batch;
+        const std::size_t count = std::exchange(of_batch.left_count, 0);
         if (count == 0) return;
-        const std::span<const std::uint64_t> ids = std::span(filling.row_ids).subspan(first, count);
-        const std::uint64_t offset_bytes = first * array().row_bytes();
+        slot& filling = of_batch.filling;
+        const std::span<const std::uint64_t> ids =
+            std::span(filling.row_ids).subspan(of_batch.first_left, count);
+        const std::uint64_t offset_bytes = of_batch.first_left * array().row_bytes();
         std::byte* const on_device = device_rows(filling) + offset_bytes;
-        if (array().plan.is_buffered) {
-            stage(filling, group, ids, nullptr, on_device);
-        } else {
-            std::byte* const side = host_rows(filling) + offset_bytes;
-            stage(filling, group, ids, side);
-            group.copies.push_back({on_device, side, count * array().row_bytes()});
-        }
-        count = 0;
+        if (array().plan.is_buffered) return stage(filling, of_batch.group, ids, nullptr, on_device);
+        std::byte* const side = host_rows(filling) + offset_bytes;
+        stage(filling, of_batch.group, ids, side);
+        of_batch.group.copies.push_back({on_device, side, count * array().row_bytes()});
     }
-    /// Copies registered rows, but leaves those with short pieces.
+    /// Reads the short ones of of_batch.pieces, and has the copies begin there.
+    /// @return false if there is not enough memory for them: then it has done nothing.
+    bool read_short(const row_run& rows, parts& of_batch) {
+        std::uint64_t end = of_batch.short_bytes;
+        for (const copy_range& piece : of_batch.pieces)
+            end += is_short(rows, piece) ? piece.size_bytes : 0;
+        if (end > short_pieces_bytes) return false;
+        std::byte* const memory = short_pieces_.data() + of_batch.filling.index * short_pieces_bytes;
+        for (copy_range& piece : of_batch.pieces) {
+            if (!is_short(rows, piece)) continue;
+            std::byte* const side = memory + of_batch.short_bytes;
+            const auto skipped_bytes = static_cast<std::uint64_t>(piece.source - rows.extent->data);
+            static_cast<void>(
+                rows.extent->file->read(rows.extent->offset_bytes + skipped_bytes, {side, piece.size_bytes}));
+            piece.source = side;
+            of_batch.short_bytes += piece.size_bytes;
+            note_staged(piece.size_bytes);
+        }
+        return true;
+    }
+    bool is_short(const row_run& rows, const copy_range& piece) const {
+        return rows.extent->file != nullptr && piece.size_bytes < min_piece_bytes();
+    }
+    /// Copies registered rows, but leaves those with short pieces that cannot be read here.
     void copy(row_run rows, parts& of_batch) {
         const std::uint64_t row_bytes = array().row_bytes();
         const auto part = [&](std::size_t begin, std::size_t end) {
@@ -254,15 +283,13 @@ class engine_transfer final : public registered_transfer {
             } else {
                 pieces.push_back(whole);
             }
-            const auto is_short = [&](const copy_range& piece) {
-                return is_of_file && piece.size_bytes < min_piece_bytes();
-            };
-            const auto piece = std::ranges::find_if(pieces, is_short);
-            if (piece == pieces.end()) {
+            if (read_short(rows, of_batch)) {
                 stage_left(of_batch);
                 of_batch.group.copies.insert(of_batch.group.copies.end(), pieces.begin(), pieces.end());
                 return;
             }
+            const auto piece =
+                std::ranges::find_if(pieces, [&](const copy_range& each) { return is_short(rows, each); });
             const auto begin_bytes = static_cast<std::uint64_t>(piece->source - rows.rows);
             const std::size_t begin = begin_bytes / row_bytes;
             const std::size_t end = (begin_bytes + piece->size_bytes + row_bytes - 1) / row_bytes;
@@ -271,6 +298,8 @@ class engine_transfer final : public registered_transfer {
             rows = part(end, rows.count);
         }
     }
+
+    pinned_buffer short_pieces_;  ///< short_pieces_bytes for each slot
 };
 
 /// Gathers rows with a kernel, which reads every row by its address: on its registered page, or in the

@@ -60,14 +60,15 @@ struct loader_options {
     /// If rows may be staged in slots (on the host only with route::staged), each slot also has a pinned
     /// staging buffer of the same size, which counts too. On a GPU, all slots may share staging buffers
     /// instead: 4 MiB for each thread, at most 64 MiB, which count too. They do so if all of these hold: the
-    /// arrays that are not held are staged or read (not decoded), or copied by the copy engine from pages that
-    /// are registered meanwhile; their rows have at most 2 MiB; one of them has 1 MiB or more in a batch; and
-    /// the buffers take at most a quarter of the memory.
+    /// arrays that are not held are staged or read (not decoded), or copied by the copy engine from pages
+    /// that are registered meanwhile; their rows have at most 2 MiB; one of them has 1 MiB or more in a
+    /// batch; and the buffers take at most a quarter of the memory.
     ///
     /// A slot also counts 8 bytes for each row, and 24 more for each row and array if pages of any array are
-    /// registered. Lists for GPU kernels do not count. For each row of each slot they take 16 bytes for each
-    /// array that a kernel gathers, or 28 if the rows are sorted, and 16 bytes for all held arrays together.
-    /// Sorting an array also takes 12 to 16 bytes of scratch memory for each row of at most 64 slots.
+    /// registered. Not counted: 32 KiB for each slot and array that the copy engine copies from a file, and
+    /// lists for GPU kernels. For each row of each slot they take 16 bytes for each array that a kernel
+    /// gathers, or 28 if the rows are sorted, and 16 bytes for all held arrays together. Sorting an array
+    /// also takes 12 to 16 bytes of scratch memory for each row of at most 64 slots.
     std::uint64_t memory_bytes = 0;
     /// The number of batches that can exist at once (being filled, ready or leased); at least 2. 0 lets the
     /// loader choose: 8, or more for small batches, which are filled in groups (four groups, or eight
