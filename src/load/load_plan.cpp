@@ -305,7 +305,7 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
     } else {
         std::vector<std::size_t> order(plan.jobs.size());
         std::iota(order.begin(), order.end(), std::size_t{0});
-        std::ranges::stable_sort(order, {}, [&](std::size_t i) { return place_of(plan.jobs[i]); });
+        std::ranges::sort(order, {}, [&](std::size_t i) { return std::pair(place_of(plan.jobs[i]), i); });
         for (const std::size_t i : order)
             planner.add(i);
     }
