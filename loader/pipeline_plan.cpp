@@ -13,7 +13,7 @@ group_plan plan_groups(const sample_facts& sample, std::span<const transfer_plan
         return std::ranges::any_of(plans, [=](const auto& plan) { return plan.find(how) != nullptr; });
     };
     if (has(transfer::view)) return {1, profile.min_slots, 0};
-    // of an array whose pages are registered, few rows pass through the buffers
+    // if pages are registered, only rows of pages that are not yet registered pass through the buffers
     const bool is_buffered =
         std::ranges::any_of(plans, &transfer_plan::is_buffered) &&
         std::ranges::none_of(plans, [](const transfer_plan& plan) { return plan.pages.has_value(); });

@@ -14,8 +14,8 @@
 #include "src/device/pin_registry.hpp"
 
 // Transfers for arrays whose pages are registered while their rows are delivered. The copy engine or a kernel
-// reads rows of registered pages in place. The CPU gathers all other rows, and those with pieces that are too
-// small for the copy engine.
+// reads rows of registered pages in place. The CPU gathers all other rows, and reads pieces of registered
+// rows that are too small for the copy engine.
 namespace pinflow::detail {
 
 namespace {
@@ -184,9 +184,10 @@ class registered_transfer : public array_transfer {
 };
 
 /// Copies each run of contiguous registered rows with one copy. Runs of a file are cut at boundaries between
-/// registrations. Pieces that are too small for the copy engine, mostly a few hundred bytes at the end of a
-/// row, are read to memory of their own, as far as it suffices. All other rows are staged: through shared
-/// buffers if there are any, otherwise through the staging side of the slot.
+/// registrations. Pieces there that are too small for the copy engine, mostly a few hundred bytes at the end
+/// of a row, are read into a buffer of 32 KiB for each slot. If they do not fit, their rows take the
+/// fallback. So do unregistered rows and short runs: through shared staging buffers if there are any,
+/// otherwise through the staging side of the slot.
 class engine_transfer final : public registered_transfer {
  public:
     engine_transfer(const sample_array& array, const loader_setup& setup)
@@ -197,7 +198,7 @@ class engine_transfer final : public registered_transfer {
 
     void prepare(slot& filling, slot_group& group) override {
         if (array().row_bytes() == 0) return;
-        parts of_batch{filling, group, {}, 0, 0, 0};
+        batch_work of_batch{filling, group, {}, 0, 0, 0};
         for_runs_of(filling, true, [&](const row_run& rows) {
             if (!rows.is_registered && array().plan.pages->is_required) refuse_unregistered();
             rows.is_registered ? copy(rows, of_batch) : leave(rows, of_batch);
@@ -207,7 +208,7 @@ class engine_transfer final : public registered_transfer {
 
  private:
     /// What becomes of the rows of a batch.
-    struct parts {
+    struct batch_work {
         slot& filling;
         slot_group& group;
         std::vector<copy_range> pieces;  ///< of the run that is being cut
@@ -225,11 +226,11 @@ class engine_transfer final : public registered_transfer {
     bool is_too_short() const { return !setup().is_in_order && array().row_bytes() < min_piece_bytes(); }
 
     /// Leaves rows for the CPU.
-    static void leave(const row_run& rows, parts& of_batch) {
+    static void leave(const row_run& rows, batch_work& of_batch) {
         if (of_batch.left_count == 0) of_batch.first_left = rows.first;
         of_batch.left_count += rows.count;
     }
-    void stage_left(parts& of_batch) {
+    void stage_left(batch_work& of_batch) {
         const std::size_t count = std::exchange(of_batch.left_count, 0);
         if (count == 0) return;
         slot& filling = of_batch.filling;
@@ -242,9 +243,9 @@ class engine_transfer final : public registered_transfer {
         stage(filling, of_batch.group, ids, side);
         of_batch.group.copies.push_back({on_device, side, count * array().row_bytes()});
     }
-    /// Reads the short ones of of_batch.pieces, and has the copies begin there.
-    /// @return false if there is not enough memory for them: then it has done nothing.
-    bool read_short(const row_run& rows, parts& of_batch) {
+    /// Reads the short pieces into short_pieces_, and makes that memory their source.
+    /// @return false, with nothing done, if they do not fit.
+    bool read_short(const row_run& rows, batch_work& of_batch) {
         std::uint64_t end = of_batch.short_bytes;
         for (const copy_range& piece : of_batch.pieces)
             end += is_short(rows, piece) ? piece.size_bytes : 0;
@@ -265,8 +266,8 @@ class engine_transfer final : public registered_transfer {
     bool is_short(const row_run& rows, const copy_range& piece) const {
         return rows.extent->file != nullptr && piece.size_bytes < min_piece_bytes();
     }
-    /// Copies registered rows, but leaves those with short pieces that cannot be read here.
-    void copy(row_run rows, parts& of_batch) {
+    /// Copies registered rows. Rows whose short pieces do not fit into short_pieces_ take the fallback.
+    void copy(row_run rows, batch_work& of_batch) {
         const std::uint64_t row_bytes = array().row_bytes();
         const auto part = [&](std::size_t begin, std::size_t end) {
             return row_run{rows.extent, rows.first + begin, end - begin, rows.rows + begin * row_bytes, true};

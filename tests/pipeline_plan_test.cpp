@@ -90,7 +90,8 @@ TEST_CASE("pipeline plan: long batches that the CPU reads or stages pass through
 }
 
 TEST_CASE(
-    "pipeline plan: rows of pages that are being registered pass through staging buffers, few of them") {
+    "pipeline plan: rows of pages that are being registered pass through staging buffers, in groups as "
+    "without") {
     array_facts images;
     images.row_bytes = 256 * kib;
     images.row_count = 100'000;

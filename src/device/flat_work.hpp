@@ -94,7 +94,7 @@ inline constexpr unsigned norm_threads = 256;
 inline constexpr std::uint64_t max_norm_sums = 1024;
 inline constexpr std::uint64_t min_norm_rounds = 4;
 
-/// What each thread of a chunk reads.
+/// The number of packs that each thread of a chunk reads (fewer in the last chunk).
 PINFLOW_DETAIL_HOST_DEVICE constexpr std::uint64_t norm_rounds(std::uint64_t pack_count) {
     constexpr std::uint64_t packs_of_round = max_norm_sums * norm_threads;
     const std::uint64_t rounds = (pack_count + packs_of_round - 1) / packs_of_round;

@@ -107,7 +107,7 @@ class loaded_block {
 struct load_job {
     std::size_t tensor = 0;                ///< index in opened_tensors
     const pinflow::dtype* cast = nullptr;  ///< the type as delivered, if it is not the stored one
-    const tensor_slice* slice = nullptr;   ///< what is loaded, if it is not all
+    const tensor_slice* slice = nullptr;   ///< null: the whole tensor
     std::uint64_t size_bytes = 0;          ///< as delivered
     // the slice in the stored elements: run_count runs of run_bytes, stride_bytes apart, from first_bytes on
     std::uint64_t run_count = 1;

@@ -52,7 +52,7 @@ void load_run::begin_pages() {
         way_.route = load_route::staged;
         way_.reason = "the files cannot be mapped";
         queue_.stop_copies();
-        start_threads(way_.threads);  // those that the system refused before
+        start_threads(way_.threads);  // threads that the system refused to start before
     }
 }
 
@@ -238,7 +238,7 @@ void load_run::copy_from_pages() {
             pages_reason_ = pages_->reason();
             if (options_.route == load_route::copy) pages_->require();
             queue_.stop_copies();
-            start_threads(way_.threads);  // those that the system refused before
+            start_threads(way_.threads);  // threads that the system refused to start before
             return;
         }
         // short pieces at boundaries of registrations are not for the copy engine: see link_profile

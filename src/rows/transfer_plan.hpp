@@ -36,7 +36,7 @@ struct transfer_part {
     /// kernel takes rows in the order of their addresses, and gathers a repeated row each time.
     bool sorted = false;
     unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as the work fills
-    std::uint64_t min_piece_bytes = 0;  ///< copy engine: rows with smaller pieces take `fallback`; 0: none
+    std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces are not copied in place; 0: none
 };
 
 /// Page-locking the mapped pages of an array while its rows are delivered.
@@ -52,7 +52,7 @@ struct registration {
 
 /// How the rows of one array of a sample, or of one call of a row exchange, travel. Without `pages`, `parts`
 /// apply to all rows. With `pages`, they apply to rows on registered pages, and `fallback`, if set, to the
-/// other rows and to those with pieces smaller than `min_piece_bytes`.
+/// other rows, and to those whose smaller pieces the loader cannot read separately.
 struct transfer_plan {
     std::vector<transfer_part> parts;  ///< at least one; two for the hybrid route of a row exchange
     std::optional<transfer> fallback;

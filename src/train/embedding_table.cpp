@@ -15,12 +15,12 @@ namespace pinflow {
 
 namespace {
 
-/// Holds a table's `calls`.
-/// @throws device_error in a forked process: a thread that it lacks may hold them.
-std::unique_lock<std::mutex> locked(::pid_t process, std::mutex& calls) {
+/// Locks a table's call_mutex.
+/// @throws device_error in a forked process: a thread that does not exist there may have locked it.
+std::unique_lock<std::mutex> locked(::pid_t process, std::mutex& call_mutex) {
     if (::getpid() != process)
         throw device_error("cannot use an embedding table in a forked process: make one there");
-    return std::unique_lock(calls);
+    return std::unique_lock(call_mutex);
 }
 
 }  // namespace
@@ -84,19 +84,19 @@ const pinflow::device& embedding_table::device() const {
 
 void embedding_table::prefetch(row_ids ids) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.prefetch(ids);
 }
 
 void embedding_table::cancel_prefetches() {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.cancel_prefetches();
 }
 
 embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.check_stream(stream);
     detail::table_step& step = table.fetch(ids, stream);
     return embedding_lease(std::make_unique<embedding_lease::state>(state_, step, stream));
@@ -105,7 +105,7 @@ embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
 void embedding_table::commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
                              stream_view stream) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot commit a lease of another embedding table");
@@ -116,7 +116,7 @@ void embedding_table::commit(embedding_lease lease, const std::byte* gradients, 
 
 void embedding_table::write_back(embedding_lease lease, stream_view stream) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot write back a lease of another embedding table");
@@ -127,56 +127,56 @@ void embedding_table::write_back(embedding_lease lease, stream_view stream) {
 
 void embedding_table::set_rate(double rate, stream_view stream) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.check_stream(stream);
     table.set_rate(rate, stream);
 }
 
 void embedding_table::read_weights(row_ids ids, std::span<std::byte> destination) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.read_weights(ids, destination);
 }
 
 void embedding_table::write_weights(row_ids ids, std::span<const std::byte> weights) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.write_weights(ids, weights);
 }
 
 void embedding_table::grow(std::uint64_t row_count) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.grow(row_count);
 }
 
 void embedding_table::export_weights(const std::filesystem::path& path) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.export_weights(path);
 }
 
 void embedding_table::import_weights(const std::filesystem::path& path) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.import_weights(path);
 }
 
 void embedding_table::save(const std::filesystem::path& path) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.save(path);
 }
 
 void embedding_table::load(const std::filesystem::path& path) {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.load(path);
 }
 
 void embedding_table::synchronize() {
     state& table = valid();
-    const auto lock = locked(table.process, table.calls);
+    const auto lock = locked(table.process, table.call_mutex);
     table.synchronize();
 }
 

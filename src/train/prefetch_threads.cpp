@@ -49,7 +49,7 @@ bool prefetch_threads::add(table_step& step) noexcept {
                 threads_.push_back(
                     system::start_thread("prefetches rows of a table", [all = queue_] { run(*all); }));
             } catch (const std::exception&) {
-                if (threads_.empty()) return false;  // otherwise those that there are prepare it later
+                if (threads_.empty()) return false;  // otherwise the running threads prepare it later
             }
         }
         queue_->steps.push_back(&step);

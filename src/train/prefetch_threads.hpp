@@ -37,8 +37,8 @@ class prefetch_threads {
     std::size_t max_count_;
     ::pid_t process_;
     std::vector<std::thread> threads_;
-    /// Shared with the threads. So it stays in a forked process, whose copies of the threads never end: to
-    /// destroy a condition variable waits for those that wait for it.
+    /// Shared with the threads. In a forked process, the missing threads' references keep it alive, so its
+    /// condition variable is never destroyed. Destroying it would wait for those threads.
     std::shared_ptr<queue> queue_;
 };
 

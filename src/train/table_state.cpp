@@ -17,7 +17,7 @@ namespace {
 
 using detail::table_step;
 
-/// Handing fewer ids to another thread takes longer than grouping them.
+/// From this number of ids on, prefetch leaves the grouping to other threads. Not tuned.
 constexpr std::size_t min_threaded_ids = 8192;
 
 }  // namespace
@@ -78,7 +78,7 @@ void embedding_table::state::forget_newer(table_step& step) noexcept {
 
 /// Waits until no thread prepares a step.
 void embedding_table::state::wait_for_grouping() {
-    grouped_.wait(calls, [&] {
+    grouped_.wait(call_mutex, [&] {
         return std::ranges::none_of(prefetched_, [&](const table_step* step) {
             return phase_of(*step) == table_step::phase::grouping;
         });
@@ -178,7 +178,7 @@ void embedding_table::state::prepare(table_step& step, detail::row_grouper& grou
         step.failure = std::current_exception();
     }
     {
-        const std::scoped_lock lock(calls);
+        const std::scoped_lock lock(call_mutex);
         try {
             if (!step.failure) gather(step);
         } catch (...) {
@@ -265,7 +265,7 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
     table_step* step = nullptr;
     if (found != prefetched_.end()) {
         step = *found;
-        grouped_.wait(calls, [&] { return phase_of(*step) != table_step::phase::grouping; });
+        grouped_.wait(call_mutex, [&] { return phase_of(*step) != table_step::phase::grouping; });
         std::erase(prefetched_, step);
         if (step->failure) {
             set_phase(*step, table_step::phase::free);

@@ -19,10 +19,10 @@
 
 namespace pinflow {
 
-/// What a table owns; leases share it. One thread at a time may call members, which then holds `calls`;
-/// `drop` may be called by any thread, without it.
+/// What a table owns; leases share it. Each member except `drop` is called with call_mutex locked, by one
+/// thread at a time. `drop` may be called by any thread.
 ///
-/// Prefetched steps with many ids are prepared by other threads: they group the ids, then they hold `calls`
+/// Prefetched steps with many ids are prepared by other threads: they group the ids, then lock call_mutex
 /// while they enqueue the gather.
 ///
 /// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
@@ -56,7 +56,7 @@ struct embedding_table::state {
     pinflow::device device;
     detail::record_layout layout;
     detail::rule_layout rule;
-    std::mutex calls;  ///< of all members but `drop`; see above
+    std::mutex call_mutex;
     const ::pid_t process = ::getpid();
 
  private:

@@ -249,7 +249,7 @@ class FlatParametersTest(unittest.TestCase):
         self.assertIn("max_lr", mine.param_groups[0])
         self.assert_close(ours, theirs)
 
-    def test_a_schedule_goes_on_from_a_state(self):
+    def test_a_schedule_resumes_from_a_state(self):
         model = model_on("cpu")
         optimizer = pinflow.FlatParameters(model.parameters(), "adam", lr=0.1)
         schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)

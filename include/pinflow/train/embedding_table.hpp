@@ -105,7 +105,7 @@ class embedding_lease {
 ///
 /// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
 /// stream than its fetch; other work on the rows and gradients must be ordered by the caller. One thread at a
-/// time may use a table, and no forked process (device_error).
+/// time may use a table. In a forked process, functions that use its rows throw device_error.
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of
@@ -130,22 +130,23 @@ class embedding_table {
     const embedding_options& options() const;
     const pinflow::device& device() const;
 
-    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. Of
-    /// 8192 ids and more, at most two threads of the table group the ids and enqueue the work; what fails
-    /// there is thrown by the fetch. For fewer ids it waits if the memory that it reuses is still being
-    /// filled for an earlier step.
+    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. If
+    /// there are 8192 ids or more, up to two background threads group them and enqueue the work; `fetch` then
+    /// throws their errors. For fewer ids it waits while the memory that it reuses is still being filled for
+    /// an earlier step.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already.
     void prefetch(row_ids ids);
     /// Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits
     /// until its ids are grouped.
     void cancel_prefetches();
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
-    /// the ids are grouped, and, without a matching prefetch, if the memory that it reuses is still being
-    /// filled for an earlier step.
+    /// the ids are grouped. Without a matching prefetch, it also waits while the memory that it reuses is
+    /// still being filled for an earlier step.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
     /// @throws unsupported for ids in device memory.
-    /// @throws all_slots_leased if too many leases are held.
+    /// @throws all_slots_leased if too many leases are held; device_error, system_failure, also of a
+    /// prefetch.
     embedding_lease fetch(row_ids ids, stream_view stream);
     /// Makes one step of the rule on each row of the lease, as other commits have left it, and writes it
     /// back. `gradients` has a row of `columns` numbers for each id of the fetch, contiguous, in device

@@ -72,7 +72,7 @@ __device__ void start_next_kernel() {
 // ---- sums ------------------------------------------------------------------------------------------------
 
 /// Adds the totals of all threads of a block in the order that flat_work.hpp gives; the result is thread 0's.
-/// The threads synchronise before another call.
+/// The caller must synchronise the block before the next call.
 __device__ double sum_of_threads(double total) {
     constexpr unsigned warp_threads = 32;
     __shared__ double totals[norm_threads];
@@ -87,8 +87,8 @@ __device__ double sum_of_threads(double total) {
     return total;
 }
 
-/// The sum of all chunks' sums, thread 0's, and whether all gradients are finite.
-/// The block has norm_threads threads.
+/// Adds the sums of all chunks; only thread 0's result is valid. Sets `finite` in all threads: whether all
+/// gradients are. The block has norm_threads threads.
 __device__ double sum_of_chunks(const flat_buffers& buffers, bool& finite) {
     const std::uint64_t chunks = norm_sum_count(buffers.pack_count);
     double total = 0;

@@ -30,11 +30,11 @@ cudaError_t check_gradients(const gradient_check& work, const flat_device& devic
                             cudaStream_t stream) noexcept {
     gradient_check copy = work;
     void* arguments[] = {&copy};
-    // as many chunks for each block
+    // the same number of chunks for each block (the last may have fewer)
     const std::uint64_t chunks = norm_sum_count(work.buffers.pack_count);
-    const std::uint64_t most_blocks = std::uint64_t{device.multiprocessors} * 8;
-    const std::uint64_t rounds = std::max<std::uint64_t>(1, (chunks + most_blocks - 1) / most_blocks);
-    const unsigned blocks = blocks_for(chunks, rounds, most_blocks);
+    const std::uint64_t max_blocks = std::uint64_t{device.multiprocessors} * 8;
+    const std::uint64_t rounds = std::max<std::uint64_t>(1, (chunks + max_blocks - 1) / max_blocks);
+    const unsigned blocks = blocks_for(chunks, rounds, max_blocks);
     return launch_on(device, check_flat(), blocks, norm_threads, arguments, stream);
 }
 

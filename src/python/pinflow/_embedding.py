@@ -136,8 +136,8 @@ class EmbeddingTable:
         return f"<pinflow.EmbeddingTable {self.dtype} {self.shape}, rows on {self.device}>"
 
     def prefetch(self, ids: Any) -> None:
-        """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. Of 8192 ids and
-        more, other threads group the ids and enqueue the work; what fails there is raised by the fetch.
+        """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. If there are
+        8192 ids or more, background threads group them and enqueue the work; `fetch` then raises their errors.
 
         Raises:
             InvalidArgument: `look_ahead` steps are prefetched already. Otherwise as `fetch`.
@@ -146,8 +146,8 @@ class EmbeddingTable:
         self._table.prefetch(found.ctypes.data, found.size)
 
     def cancel_prefetches(self) -> None:
-        """Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits until its ids
-        are grouped."""
+        """Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits until
+        background threads have prepared all prefetched steps."""
         self._table.cancel_prefetches()
 
     def fetch(self, ids: Any) -> EmbeddingLease:

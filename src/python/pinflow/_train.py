@@ -89,8 +89,8 @@ class FlatParameters:
     gradient are left alone. All others are updated in each step: where torch.optim skips a parameter without a gradient,
     its gradient is zero here, so that decay and momentum still change it. Autograd does not notice that a step has
     changed the parameters: a second backward through values from before a step gives wrong gradients, and no error.
-    cuDNN copies the weights of a recurrent layer (LSTM, GRU) together in each call, because they begin at multiples of
-    256 bytes here; PyTorch warns of that.
+    Each parameter begins at a multiple of 256 bytes. So cuDNN's recurrent layers (LSTM, GRU) copy their weights into one
+    buffer in each call, and PyTorch warns about it.
 
     Args:
         params: parameters, pairs of a name and a parameter (`model.named_parameters()`), or dictionaries with "params" and
@@ -389,7 +389,7 @@ class FlatParameters:
             group["lr"] = rates[number]
             initial = state_dict.get("initial_rates", [None] * len(rates))[number]
             if initial is not None:
-                group["initial_lr"] = initial  # for schedulers that go on from there
+                group["initial_lr"] = initial  # for schedulers that resume from it
 
     def __repr__(self) -> str:
         return f"<pinflow.FlatParameters {self._flat.rule}, {len(self._parameters)} parameters on {self._flat.device}>"
