@@ -58,10 +58,10 @@ TEST_CASE("flat parameters: a file of other parameters or another rule is refuse
         {
             std::fstream file(path);
             const std::string bytes(std::istreambuf_iterator<char>(file), {});
-            const std::size_t version = bytes.find("adam/1");
-            REQUIRE(version != std::string::npos);
+            const std::size_t place = bytes.find("adam/1");
+            REQUIRE(place != std::string::npos);
             file.clear();
-            file.seekp(static_cast<std::streamoff>(version));
+            file.seekp(static_cast<std::streamoff>(place));
             file << "adam/2";
         }
         refuses(path);
