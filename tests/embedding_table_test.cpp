@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -17,6 +18,7 @@
 #include "src/train/rule_setup.hpp"
 #include "src/train/table_layout.hpp"
 #include "tests/fake_cuda_backend.hpp"
+#include "tests/support/child_process.hpp"
 #include "tests/support/devices.hpp"
 
 // Compiled without contraction to fused multiply-adds: see CMakeLists.txt.
@@ -355,6 +357,37 @@ TEST_CASE("embedding table: what fails in a thread that prefetches is thrown by 
         commit(table.fetch(failing, stream), failing);
         CHECK(weights_of(table, all_ids(100)) == expected.weights_of(all_ids(100)));
     }
+}
+
+TEST_CASE("embedding table: in a forked process calls are refused, and a table can be destroyed") {
+    embedding_options options;
+    options.row_count = 100;
+    options.columns = 1;
+    options.max_batch_ids = 10'000;
+    const stream stream(device::host());
+    std::optional<embedding_table> table(std::in_place, options, device::host());
+    std::mt19937_64 random(3);
+    const auto ids = random_ids(random, 100, 9000);
+    table->prefetch(ids);
+    static_cast<void>(table->fetch(ids, stream));  // from here on, a thread waits for the next prefetch
+    CHECK(holds_in_child([&] {
+        ::alarm(20);
+        bool right = true;
+        const auto is_refused = [&](auto call) {
+            try {
+                call();
+                right = false;
+            } catch (const device_error&) {
+            }
+        };
+        is_refused([&] { table->prefetch(ids); });
+        is_refused([&] { static_cast<void>(table->fetch(ids, stream)); });
+        is_refused([&] { table->cancel_prefetches(); });
+        table.reset();
+        return right;
+    }));
+    table->prefetch(ids);
+    CHECK(table->fetch(ids, stream).row_count() != 0);
 }
 
 TEST_CASE("embedding table: a lease has each row once, and the row of every position") {
