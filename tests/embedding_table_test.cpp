@@ -370,6 +370,8 @@ TEST_CASE("embedding table: in a forked process calls are refused, and a table c
     const auto ids = random_ids(random, 100, 9000);
     table->prefetch(ids);
     static_cast<void>(table->fetch(ids, stream));  // from here on, a thread waits for the next prefetch
+    stream.synchronize();
+    table->synchronize();
     CHECK(holds_in_child([&] {
         ::alarm(20);
         bool right = true;

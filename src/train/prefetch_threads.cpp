@@ -6,7 +6,9 @@
 #include <deque>
 #include <exception>
 #include <mutex>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "src/core/system.hpp"
 
@@ -17,7 +19,8 @@ struct prefetch_threads::queue {
     std::mutex mutex;
     std::condition_variable changed;
     std::deque<table_step*> steps;
-    std::size_t idle = 0;  ///< threads that wait for a step
+    std::vector<std::thread> threads;  ///< of the callers of `add`
+    std::size_t idle = 0;              ///< threads that wait for a step
     bool stopped = false;
 };
 
@@ -27,29 +30,25 @@ prefetch_threads::prefetch_threads(std::size_t max_count, work prepare)
 }
 
 prefetch_threads::~prefetch_threads() {
-    if (::getpid() != process_) {  // a forked process has none of the threads
-        for (std::thread& thread : threads_)
-            thread.detach();
-        return;
-    }
+    if (::getpid() != process_) return;  // a forked process has none of the threads
     {
         const std::scoped_lock lock(queue_->mutex);
         queue_->stopped = true;
     }
     queue_->changed.notify_all();
-    for (std::thread& thread : threads_)
+    for (std::thread& thread : queue_->threads)
         thread.join();
 }
 
 bool prefetch_threads::add(table_step& step) noexcept {
     try {
         const std::scoped_lock lock(queue_->mutex);
-        if (queue_->idle <= queue_->steps.size() && threads_.size() < max_count_) {
+        if (queue_->idle <= queue_->steps.size() && queue_->threads.size() < max_count_) {
             try {
-                threads_.push_back(
+                queue_->threads.push_back(
                     system::start_thread("prefetches rows of a table", [all = queue_] { run(*all); }));
             } catch (const std::exception&) {
-                if (threads_.empty()) return false;  // otherwise the running threads prepare it later
+                if (queue_->threads.empty()) return false;  // otherwise the running threads prepare it later
             }
         }
         queue_->steps.push_back(&step);

@@ -5,8 +5,6 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <thread>
-#include <vector>
 
 #include "src/train/row_groups.hpp"
 #include "src/train/table_step.hpp"
@@ -36,7 +34,6 @@ class prefetch_threads {
 
     std::size_t max_count_;
     ::pid_t process_;
-    std::vector<std::thread> threads_;
     /// Shared with the threads. In a forked process, the missing threads' references keep it alive, so its
     /// condition variable is never destroyed. Destroying it would wait for those threads.
     std::shared_ptr<queue> queue_;
