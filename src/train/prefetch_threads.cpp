@@ -27,6 +27,7 @@ struct prefetch_threads::queue {
 prefetch_threads::prefetch_threads(std::size_t max_count, work prepare)
     : max_count_(max_count), process_(::getpid()), queue_(std::make_shared<queue>()) {
     queue_->prepare = std::move(prepare);
+    queue_->threads.reserve(max_count);  // a started thread must find room
 }
 
 prefetch_threads::~prefetch_threads() {
