@@ -150,7 +150,8 @@ TEST_CASE("wrong ids: a copy of the indices is checked, so a thread may change t
         const std::atomic_ref changing(ids.back());
         std::jthread changer([&](const std::stop_token& stop) {
             while (!stop.stop_requested()) {
-                changing = to_id(std::int64_t{1} << 40);  // far outside of the address space
+                // far outside of the address space, and one byte apart from 7: memcpy may copy bytes of both
+                changing = to_id(7 | std::int64_t{1} << 40);
                 changing = 7;
             }
         });
