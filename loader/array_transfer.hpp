@@ -7,25 +7,15 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "loader/device_held.hpp"
 #include "loader/slot_group.hpp"
 #include "pinflow/device.hpp"
 #include "pinflow/pin.hpp"
-#include "pinflow/row_source.hpp"
-#include "src/rows/transfer_plan.hpp"
+#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
-
-/// One array of a loader's samples.
-struct sample_array {
-    std::shared_ptr<const row_source> source;
-    transfer_plan plan;
-    std::uint64_t offset_bytes = 0;  ///< offset of its rows in a side of a slot
-    bool is_aligned = false;         ///< addresses and sizes of all rows are multiples of 16 bytes
-
-    std::uint64_t row_bytes() const noexcept { return source->row_size_bytes(); }
-};
 
 /// The settings that all arrays of a loader share.
 struct loader_setup {
@@ -42,11 +32,12 @@ struct loader_setup {
     std::function<bool()> is_stopped;             ///< whether the loader is stopping
 };
 
-/// Carries out the plan of one array. One thread prepares a group of slots. Several groups may be prepared at
-/// the same time, but only one group is enqueued at a time.
+/// One array of a loader's samples, and the state of its transfer. Carries out the array's plan. One thread
+/// prepares a group of slots. Several groups may be prepared at the same time, but only one group is enqueued
+/// at a time.
 class array_transfer {
  public:
-    array_transfer() = default;
+    explicit array_transfer(sample_array array) : array_(std::move(array)) {}
     array_transfer(const array_transfer&) = delete;
     array_transfer& operator=(const array_transfer&) = delete;
     virtual ~array_transfer() = default;
@@ -66,17 +57,26 @@ class array_transfer {
     /// returned true. `slots` are the group's slots before the first one with an error.
     virtual void enqueue(std::span<slot* const> /*slots*/, stream_view /*stream*/) {}
     /// The address at which the consumer finds the rows of a slot.
-    virtual const std::byte* data_of(const slot& filled) const = 0;
+    virtual const std::byte* data_of(const slot& filled) const { return device_rows(filled); }
 
     /// One sentence: the reason for this transfer, and its state.
-    virtual std::string reason() const = 0;
+    virtual std::string reason() const { return array_.plan.reason; }
     /// The planned transfer. After registration, the fallback if less than half of the bytes were registered.
-    virtual transfer main() const = 0;
+    virtual transfer main() const { return array_.plan.main(); }
     /// Whether the CPU may still have to gather rows of this array. Rows that boundaries between
     /// registrations cut into pieces too short for the copy engine do not count.
     virtual bool needs_cpu() const = 0;
     /// The array's registered pages; null if there are none.
     virtual const pinned_pages* pages() const { return nullptr; }
+
+    const sample_array& array() const noexcept { return array_; }
+
+ protected:
+    /// The address of the array's rows in the slot's device side.
+    std::byte* device_rows(const slot& filling) const { return filling.device_side + array_.offset_bytes; }
+
+ private:
+    sample_array array_;
 };
 
 /// Makes the transfer of an array. Errors of reading a held array are thrown by `begin`, not here.
@@ -84,17 +84,17 @@ class array_transfer {
 /// their file has changed.
 /// @throws device_error or system_failure if memory for row lists cannot be allocated; what the
 /// `memory_resource` throws.
-std::unique_ptr<array_transfer> make_transfer(const sample_array& array, const loader_setup& setup);
+std::unique_ptr<array_transfer> make_transfer(sample_array array, const loader_setup& setup);
 
 // ---- the kinds of transfers, by file ---------------------------------------------------------------------
 
 /// cpu_transfer.cpp: slot copy, staged, decode, read and view.
-std::unique_ptr<array_transfer> make_cpu_transfer(const sample_array& array, const loader_setup& setup);
-std::unique_ptr<array_transfer> make_view_transfer(const sample_array& array, const loader_setup& setup);
+std::unique_ptr<array_transfer> make_cpu_transfer(sample_array array, const loader_setup& setup);
+std::unique_ptr<array_transfer> make_view_transfer(sample_array array);
 /// held_transfer.cpp
-std::unique_ptr<array_transfer> make_held_transfer(const sample_array& array, const loader_setup& setup);
-/// registered_transfer.cpp: copy engine and kernel, with staging for unregistered rows.
-std::unique_ptr<array_transfer> make_registered_transfer(const sample_array& array,
-                                                         const loader_setup& setup);
+std::unique_ptr<array_transfer> make_held_transfer(sample_array array, const loader_setup& setup);
+/// engine_transfer.cpp and gather_transfer.cpp: from registered pages, with a fallback for other rows.
+std::unique_ptr<array_transfer> make_engine_transfer(sample_array array, const loader_setup& setup);
+std::unique_ptr<array_transfer> make_gather_transfer(sample_array array, const loader_setup& setup);
 
 }  // namespace pinflow::detail

@@ -41,32 +41,26 @@ std::string reason_of(const sample_array& array) {
 /// Holds rows in the loader's own host memory.
 class host_held_transfer final : public array_transfer {
  public:
-    host_held_transfer(sample_array array, const loader_setup& setup)
-        : array_(std::move(array)), is_stopped_(setup.is_stopped) {}
+    host_held_transfer(sample_array planned, const loader_setup& setup)
+        : array_transfer(std::move(planned)), is_stopped_(setup.is_stopped) {}
 
     void begin() override {
-        const row_source& source = *array_.source;
+        const row_source& source = *array().source;
         auto memory = memory_region::anonymous(source.row_count() * source.row_size_bytes());
-        read_all(row_reader(array_.source, row_access::memory), memory.data(), is_stopped_);
+        read_all(row_reader(array().source, row_access::memory), memory.data(), is_stopped_);
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), source.row_count());
-        reader_.emplace(array(std::move(memory), source.dtype(), std::move(shape)).rows(),
+        reader_.emplace(pinflow::array(std::move(memory), source.dtype(), std::move(shape)).rows(),
                         row_access::memory);
     }
     void prepare(slot& filling, slot_group& group) override {
-        if (array_.row_bytes() == 0) return;
-        group.jobs.push_back(
-            {&filling, &*reader_, filling.row_ids, filling.device_side + array_.offset_bytes});
+        if (array().row_bytes() == 0) return;
+        group.jobs.push_back({&filling, &*reader_, filling.row_ids, device_rows(filling)});
     }
-    const std::byte* data_of(const slot& filled) const override {
-        return filled.device_side + array_.offset_bytes;
-    }
-    std::string reason() const override { return reason_of(array_); }
-    transfer main() const override { return transfer::held; }
+    std::string reason() const override { return reason_of(array()); }
     bool needs_cpu() const override { return true; }
 
  private:
-    sample_array array_;
     std::function<bool()> is_stopped_;
     std::optional<row_reader> reader_;
 };
@@ -74,38 +68,35 @@ class host_held_transfer final : public array_transfer {
 /// Holds rows in device memory: see device_held.
 class device_held_transfer final : public array_transfer {
  public:
-    device_held_transfer(sample_array array, loader_setup setup)
-        : array_(std::move(array)), setup_(std::move(setup)) {}
+    device_held_transfer(sample_array planned, loader_setup setup)
+        : array_transfer(std::move(planned)), setup_(std::move(setup)) {}
 
     void begin() override {
-        const row_source& source = *array_.source;
+        const row_source& source = *array().source;
         const pinned_buffer staging(source.row_count() * source.row_size_bytes(), setup_.device);
         const stream upload(setup_.device);  // its end comes before that of the memory it copies from
-        read_all(row_reader(array_.source, row_access::memory), staging.data(), setup_.is_stopped);
+        read_all(row_reader(array().source, row_access::memory), staging.data(), setup_.is_stopped);
         rows_ = device_buffer(staging.size_bytes(), upload, setup_.allocator.resource);
         copy_to_device_async(rows_.data(), staging.bytes(), upload);
         upload.synchronize();
-        if (array_.row_bytes() > 0) setup_.held->add({rows_.data(), array_.row_bytes(), array_.offset_bytes});
+        if (array().row_bytes() > 0)
+            setup_.held->add({rows_.data(), array().row_bytes(), array().offset_bytes});
     }
     void prepare(slot& /*filling*/, slot_group& /*group*/) override {}
-    const std::byte* data_of(const slot& filled) const override {
-        return filled.device_side + array_.offset_bytes;
-    }
-    std::string reason() const override { return reason_of(array_); }
-    transfer main() const override { return transfer::held; }
+    std::string reason() const override { return reason_of(array()); }
     bool needs_cpu() const override { return false; }
 
  private:
-    sample_array array_;
     loader_setup setup_;
     device_buffer rows_;
 };
 
 }  // namespace
 
-std::unique_ptr<array_transfer> make_held_transfer(const sample_array& array, const loader_setup& setup) {
-    if (setup.device.kind() == device_kind::host) return std::make_unique<host_held_transfer>(array, setup);
-    return std::make_unique<device_held_transfer>(array, setup);
+std::unique_ptr<array_transfer> make_held_transfer(sample_array array, const loader_setup& setup) {
+    if (setup.device.kind() == device_kind::host)
+        return std::make_unique<host_held_transfer>(std::move(array), setup);
+    return std::make_unique<device_held_transfer>(std::move(array), setup);
 }
 
 }  // namespace pinflow::detail

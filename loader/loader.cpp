@@ -36,7 +36,7 @@ std::optional<batch> loader::next(stream_view stream) {
         throw invalid_argument(fmt::format("a loader on {} cannot deliver to a stream of {}", device().name(),
                                            stream.device().name()));
     }
-    std::shared_ptr<detail::slot_lease> lease = work.next(false);
+    std::shared_ptr<detail::slot_lease> lease = work.next(detail::lease_when::delivered);
     if (!lease) return std::nullopt;
     try {
         lease->use_on(stream);
@@ -48,7 +48,7 @@ std::optional<batch> loader::next(stream_view stream) {
 }
 
 std::optional<batch> loader::next() {
-    std::shared_ptr<detail::slot_lease> lease = valid_pipeline().next(true);
+    std::shared_ptr<detail::slot_lease> lease = valid_pipeline().next(detail::lease_when::complete);
     if (!lease) return std::nullopt;
     return batch(std::move(lease));
 }

@@ -34,7 +34,7 @@ detail::schedule_terms terms_of(const loader_options& options, const detail::sta
 }
 
 /// The public name of a transfer.
-route route_of(detail::transfer how, bool on_host) {
+route route_of(detail::transfer how, device_kind kind) {
     using detail::transfer;
     switch (how) {
         case transfer::view:
@@ -47,7 +47,7 @@ route route_of(detail::transfer how, bool on_host) {
             return route::read;
         case transfer::decode:
         case transfer::held:
-            return on_host ? route::copy : route::staged;
+            return kind == device_kind::host ? route::copy : route::staged;
         case transfer::staged:
             break;
     }
@@ -58,15 +58,13 @@ route route_of(detail::transfer how, bool on_host) {
 
 loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> sources,
                            const loader_options& options)
-    : sources_(detail::checked(std::move(sources))),
-      options_(detail::resolved(options, sources_)),
-      origin_(std::make_shared<const detail::state_origin>(options_.sampler->identity(), sources_)),
+    : options_(detail::resolved(options, detail::checked(sources))),
+      origin_(std::make_shared<const detail::state_origin>(options_.sampler->identity(), sources)),
       schedule_(terms_of(options_, *origin_)),
-      layout_(detail::lay_out(sources_, options_)),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count()), 1),
-      checks_(sources_) {
-    plan();
+      checks_(sources) {
+    plan(std::move(sources));
     driver_ = detail::system::start_thread("runs a loader", [this] { drive(); });
 }
 
@@ -77,61 +75,58 @@ loader::pipeline::~pipeline() {
 }
 
 /// Plans how rows travel, and makes the slots, transfers and stages.
-void loader::pipeline::plan() {
+void loader::pipeline::plan(std::vector<std::shared_ptr<const row_source>> sources) {
     using detail::transfer;
+    std::vector<detail::sample_array> arrays = detail::arrays_of(sources, schedule_.row_count());
+    const detail::slot_layout layout = detail::lay_out(arrays, options_);
     const detail::slot_budget budget = detail::find_budget(options_);
-    detail::sample_facts sample = detail::facts_of_sample(options_, layout_, budget, workers_.count());
+    detail::sample_facts sample = detail::facts_of_sample(options_, layout, budget, workers_.count());
     sample.epoch_batches = schedule_.batches_per_epoch();
-    const std::vector<detail::array_facts> facts = detail::facts_of_arrays(sources_, schedule_.row_count());
-    std::vector<detail::transfer_plan> plans;
+    detail::staging_plan staging;
     try {
-        plans = detail::plan_sample(sample, facts);
+        staging = detail::plan_sample(sample, arrays);
     } catch (const unsupported& refusal) {
         throw unsupported(
             fmt::format("the route {} cannot be taken: {}", to_string(options_.route), refusal.what()));
     }
-    const detail::staging_plan staging =
-        detail::plan_staging(sample, facts, plans, detail::max_staging_bytes(budget));
-    const detail::group_plan groups = detail::plan_groups(sample, plans, layout_.side_bytes);
-    detail::slot_sizes sizes =
-        detail::size_slots(options_, sources_, layout_, budget, plans, groups, staging);
+    const detail::group_plan groups = detail::plan_groups(sample, arrays, layout.side_bytes);
+    detail::slot_sizes sizes = detail::size_slots(options_, arrays, layout, budget, groups, staging);
+    slot_bytes_ = layout.side_bytes;
     slots_reason_ = sizes.reason;
     // with few slots a group has a quarter of them, so that one group is filled while another is consumed
     group_size_ = std::clamp<std::size_t>(sizes.count / 4, 1, groups.batches);
     sizes.max_group_slots = static_cast<unsigned>(group_size_);
     const stream allocation_stream(options_.device);
     const detail::device_allocator allocator{allocation_stream, options_.device_memory};
-    pool_ = std::make_shared<detail::slot_pool>(sizes, sources_, allocator);
+    pool_ = std::make_shared<detail::slot_pool>(sizes, std::move(sources), allocator);
 
     detail::loader_setup setup{
         .device = options_.device,
         .allocator = allocator,
         .slot_count = sizes.count,
-        .max_slot_rows = layout_.row_count,
+        .max_slot_rows = layout.row_count,
         .is_in_order = sample.is_in_order,
         .first_row = sample.is_in_order ? schedule_.start().position : 0,
         .pinning = {.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit},
         .is_stopped = [pool = pool_] { return pool->stopped(); }};
-    const auto needs_kernels = [&](const detail::transfer_plan& plan) {
-        return !sample.on_host && (plan.main() == transfer::kernel || plan.main() == transfer::held);
+    const auto is_held = [](const detail::sample_array& each) { return each.plan.main() == transfer::held; };
+    const auto needs_kernels = [&](const detail::sample_array& each) {
+        return !sample.on_host && (each.plan.main() == transfer::kernel || is_held(each));
     };
     // load kernels now: CUDA waits for all streams when it loads one at its first launch. A consumer's stream
     // may be waiting for the consumer, which waits for the next batch: a deadlock
-    if (std::ranges::any_of(plans, needs_kernels)) options_.device.backend().prepare_rows();
-    const auto is_held = [](const detail::transfer_plan& plan) { return plan.main() == transfer::held; };
-    if (!sample.on_host && std::ranges::any_of(plans, is_held))
+    if (std::ranges::any_of(arrays, needs_kernels)) options_.device.backend().prepare_rows();
+    if (!sample.on_host && std::ranges::any_of(arrays, is_held))
         setup.held = std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocator);
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-        arrays_.push_back({sources_[i], std::move(plans[i]), layout_.array_offsets[i], facts[i].is_aligned});
-        transfers_.push_back(detail::make_transfer(arrays_.back(), setup));
-    }
+    for (detail::sample_array& each : arrays)
+        arrays_.push_back(detail::make_transfer(std::move(each), setup));
     allocation_stream.synchronize();  // from here on, any stream may use the memory
     if (staging.count > 0) buffers_.emplace(options_.device, staging.count, staging.buffer_bytes);
     // the most groups that can be in flight
     std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
     if (groups.max_filled != 0) max_groups = std::min<std::size_t>(max_groups, groups.max_filled);
-    stages_.emplace(detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, transfers_, checks_,
-                                          setup.held, buffers_ ? &*buffers_ : nullptr},
+    stages_.emplace(detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, checks_, setup.held,
+                                          buffers_ ? &*buffers_ : nullptr},
                     max_groups);
 }
 
@@ -147,10 +142,10 @@ bool loader::pipeline::wait_for(std::chrono::nanoseconds timeout) {
     return pool_->wait_for_next(timeout);
 }
 
-std::shared_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
+std::shared_ptr<detail::slot_lease> loader::pipeline::next(detail::lease_when when) {
     refuse_forked();
     const detail::profiled_range range(detail::range::next);
-    detail::slot* const slot = pool_->lease(with_data);
+    detail::slot* const slot = pool_->lease(when);
     if (slot == nullptr) return nullptr;
     try {
         return std::make_shared<detail::slot_lease>(pool_, *slot, origin_);
@@ -164,9 +159,9 @@ std::shared_ptr<detail::slot_lease> loader::pipeline::next(bool with_data) {
 
 unsigned loader::pipeline::wanted_threads() const noexcept {
     detail::work_facts work;
-    for (const auto& transfer : transfers_) {
-        work.needs_cpu = work.needs_cpu || transfer->needs_cpu();
-        work.registers = work.registers || (transfer->pages() != nullptr && !transfer->pages()->finished());
+    for (const auto& array : arrays_) {
+        work.needs_cpu = work.needs_cpu || array->needs_cpu();
+        work.registers = work.registers || (array->pages() != nullptr && !array->pages()->finished());
     }
     return detail::count_threads(work, workers_.count());
 }
@@ -221,20 +216,19 @@ loader_report loader::pipeline::report() const {
     const detail::slot_pool::statistics collected = pool_->collected();
     const bool on_host = device().kind() == device_kind::host;
     loader_report report;
-    std::uint64_t max_row_bytes = 0;
-    for (std::size_t i = 0; i < arrays_.size(); ++i) {
-        const detail::array_transfer& transfer = *transfers_[i];
-        const std::uint64_t row_bytes = arrays_[i].row_bytes();
-        report.arrays.push_back({arrays_[i].source->description(), std::string(to_string(transfer.main())),
-                                 transfer.reason(), collected.rows * row_bytes});
-        if (i == 0 || row_bytes > max_row_bytes) {
+    std::optional<std::uint64_t> max_row_bytes;
+    for (const auto& each : arrays_) {
+        const std::uint64_t row_bytes = each->array().row_bytes();
+        report.arrays.push_back({each->array().facts.name, std::string(to_string(each->main())),
+                                 each->reason(), collected.rows * row_bytes});
+        if (!max_row_bytes || row_bytes > *max_row_bytes) {
             // the loader's route is that of the array with the largest rows
-            report.route = route_of(transfer.main(), on_host);
+            report.route = route_of(each->main(), device().kind());
             report.reason = report.arrays.back().reason;
             max_row_bytes = row_bytes;
         }
-        if (transfer.pages() != nullptr) {
-            const pin_report pinned = transfer.pages()->report();
+        if (each->pages() != nullptr) {
+            const pin_report pinned = each->pages()->report();
             report.pin_time = std::max(report.pin_time, pinned.duration);
             report.pinned_bytes += pinned.registered_bytes;
         }
@@ -245,7 +239,7 @@ loader_report loader::pipeline::report() const {
     report.slots = static_cast<unsigned>(pool_->slot_count());
     report.lost_slots = static_cast<unsigned>(collected.lost_slots);
     report.slots_reason = slots_reason_;
-    report.slot_bytes = layout_.side_bytes;
+    report.slot_bytes = slot_bytes_;
     report.batches = collected.batches;
     report.rows = collected.rows;
     report.wall_time = collected.wall;

@@ -38,23 +38,23 @@ class loader::pipeline {
     /// Stops the pipeline in any state.
     ~pipeline();
 
-    /// Leases the next batch. `with_data` is the parameter of slot_pool::lease.
+    /// Leases the next batch.
     /// @return null at the end.
     /// @throws as loader::next.
-    std::shared_ptr<detail::slot_lease> next(bool with_data);
+    std::shared_ptr<detail::slot_lease> next(detail::lease_when when);
     /// As loader::wait_for.
     bool wait_for(std::chrono::nanoseconds timeout);
 
     detail::slot_pool& pool() const noexcept { return *pool_; }
     const pinflow::device& device() const noexcept { return options_.device; }
-    std::uint64_t row_count() const noexcept { return sources_[0]->row_count(); }
+    std::uint64_t row_count() const noexcept { return options_.sampler->row_count(); }
     const detail::schedule& schedule() const noexcept { return schedule_; }
     loader_report report() const;
     loader_state state() const;
 
  private:
     void refuse_forked() const;
-    void plan();
+    void plan(std::vector<std::shared_ptr<const row_source>> sources);
     void drive();
     /// Fills `first_count` slots, then whole groups, until too few slots can be filled, no batches are left,
     /// or another number of threads is wanted.
@@ -62,19 +62,17 @@ class loader::pipeline {
     /// The number of threads that the stages need now.
     unsigned wanted_threads() const noexcept;
 
-    std::vector<std::shared_ptr<const row_source>> sources_;
     loader_options options_;  ///< resolved: with a sampler
     std::shared_ptr<const detail::state_origin> origin_;
     detail::schedule schedule_;
-    detail::slot_layout layout_;
     detail::worker_threads workers_;
     tbb::task_arena arena_;
 
-    std::vector<detail::sample_array> arrays_;
-    std::size_t group_size_ = 1;  ///< batches that are filled together
-    std::string slots_reason_;    ///< as loader_report's
+    std::uint64_t slot_bytes_ = 0;  ///< as loader_report's
+    std::size_t group_size_ = 1;    ///< batches that are filled together
+    std::string slots_reason_;      ///< as loader_report's
     std::shared_ptr<detail::slot_pool> pool_;
-    std::vector<std::unique_ptr<detail::array_transfer>> transfers_;
+    std::vector<std::unique_ptr<detail::array_transfer>> arrays_;
     detail::file_checks checks_;
     std::optional<detail::staging_buffers> buffers_;
     std::optional<detail::stages> stages_;  ///< its streams finish their copies before members above go

@@ -34,10 +34,6 @@ std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_r
     return count;
 }
 
-/// After this many reads in a row without a wait for storage, the array's rows are copied from the mapping
-/// again.
-constexpr int min_reads_without_wait = 16;
-
 }  // namespace
 
 row_reader::row_reader(std::shared_ptr<const row_source> source, row_access access)
@@ -55,22 +51,22 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
       source_reports_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
 std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
-    if (!is_mapped_ || row_size_bytes_ == 0) return read_from_source(ids, destination);
-    if (!is_file_backed_ && copy(ids, destination)) return {};
     // if a test simulates storage with a hook, use reads, because only reads call the hook
-    const bool copies = is_file_backed_ && reads_left_.load(std::memory_order_relaxed) == 0 &&
-                        is_guarded_thread() && !system::hook_is_installed();
-    if (copies) {
-        const long faults_before = storage_faults();
-        const blocked_timer timer;
-        if (copy(ids, destination)) {
-            if (storage_faults() == faults_before) return {};
-            reads_left_.store(min_reads_without_wait, std::memory_order_relaxed);
-            return timer.blocked();
-        }
-        // a row is not mapped, or a file has lost pages: read instead, which reports a lost page as an error
-    }
-    return read_from_source(ids, destination);
+    const row_access access =
+        plan_access({.is_mapped = is_mapped_ && row_size_bytes_ != 0,
+                     .is_file_backed = is_file_backed_,
+                     .is_guarded = is_guarded_thread() && !system::hook_is_installed(),
+                     .waited_lately = reads_left_.load(std::memory_order_relaxed) != 0});
+    if (access == row_access::source) return read_from_source(ids, destination);
+    const bool may_wait = is_file_backed_;
+    const long faults_before = may_wait ? storage_faults() : 0;
+    std::optional<blocked_timer> timer;
+    if (may_wait) timer.emplace();
+    // a row that is not mapped, or was lost with a part of its file, is read: that reports it as an error
+    if (!copy(ids, destination)) return read_from_source(ids, destination);
+    if (!may_wait || storage_faults() == faults_before) return {};
+    reads_left_.store(thresholds.reads_after_wait, std::memory_order_relaxed);
+    return timer->blocked();
 }
 
 bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination) const {
@@ -116,7 +112,7 @@ std::chrono::nanoseconds row_reader::read_from_source(std::span<const std::uint6
     auto waited = source_->read_rows(ids, {destination, ids.size() * row_size_bytes_});
     if (timer && waited.count() == 0) waited = timer->blocked();
     if (waited.count() > 0) {
-        reads_left_.store(min_reads_without_wait, std::memory_order_relaxed);
+        reads_left_.store(thresholds.reads_after_wait, std::memory_order_relaxed);
     } else if (const int left = reads_left_.load(std::memory_order_relaxed); left > 0) {
         reads_left_.store(left - 1, std::memory_order_relaxed);  // a lost update does no harm
     }

@@ -10,22 +10,16 @@
 #include "pinflow/row_source.hpp"
 #include "src/core/extent_index.hpp"
 #include "src/core/row_copy.hpp"
+#include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
 
-/// How a row_reader gets rows.
-enum class row_access : std::uint8_t {
-    memory,  ///< copied from the mapping if that is safe; otherwise like `source`
-    source,  ///< by row_source::read_rows
-};
-
 /// Gathers rows of one array into host memory, for the transfers in which the CPU does that. Thread-safe.
 ///
-/// Rows in memory are copied. Mapped rows of a file are copied while the fault guard is active. After a copy
-/// or a read that waited for storage, the reader uses reads, which measure their wait, until 16 reads in a
-/// row have not waited.
+/// plan_access says for each call whether rows are copied from the mapping or read.
 class row_reader {
  public:
+    /// @param access `source`: rows are never copied from the mapping
     row_reader(std::shared_ptr<const row_source> source, row_access access);
 
     /// Writes the rows `ids` to `destination`, one after the other.

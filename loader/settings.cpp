@@ -31,6 +31,39 @@ bool are_aligned(const row_source& source) {
     });
 }
 
+array_facts facts_of(const row_source& source, std::uint64_t rows_left) {
+    const auto extents = source.extents();
+    const auto is_mapped = [](const row_extent& extent) {
+        return extent.data != nullptr || extent.row_count == 0;
+    };
+    const bool is_empty = source.row_count() == 0 || source.row_size_bytes() == 0;
+    const bool has_mapped =
+        std::ranges::any_of(extents, [](const row_extent& extent) { return extent.data != nullptr; });
+    const std::string why = source.no_extents_reason();
+    return {.name = source.description(),
+            .row_bytes = source.row_size_bytes(),
+            .row_count = source.row_count(),
+            .bytes_left = saturated(rows_left, source.row_size_bytes()),
+            .extent_count = extents.size(),
+            .is_file_backed = source.file_backed(),
+            .is_mapped = is_empty || (!extents.empty() && std::ranges::all_of(extents, is_mapped)),
+            .is_partly_mapped = has_mapped,
+            .is_decoded = extents.empty() && !is_empty,
+            .has_files = std::ranges::none_of(
+                extents, [](const row_extent& extent) { return extent.file == nullptr; }),
+            .has_any_file =
+                std::ranges::any_of(extents, [](const row_extent& extent) { return extent.file != nullptr; }),
+            .is_aligned = are_aligned(source),
+            .not_mapped_reason = why.empty() ? "is not mapped in its delivered form" : why};
+}
+
+/// The most bytes of the staging buffers that all batches share: a quarter of the memory setting, which
+/// counts as 1 GiB if it is 0, or an eighth of the available memory if that is less.
+std::uint64_t max_staging_bytes(const slot_budget& budget) noexcept {
+    const std::uint64_t allowed = budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes;
+    return std::min(allowed, budget.available_bytes / 2) / 4;
+}
+
 /// Makes the sampler that the options describe.
 sampler make_sampler(const loader_options& options, sources_view sources) {
     const std::uint64_t row_count = sources[0]->row_count();
@@ -66,8 +99,7 @@ sampler make_sampler(const loader_options& options, sources_view sources) {
 
 }  // namespace
 
-std::vector<std::shared_ptr<const row_source>> checked(
-    std::vector<std::shared_ptr<const row_source>> sources) {
+sources_view checked(sources_view sources) {
     if (sources.empty()) throw invalid_argument("a loader needs at least one source of rows");
     for (const auto& source : sources) {
         if (source == nullptr) throw invalid_argument("a loader was given a source of rows that is null");
@@ -111,13 +143,20 @@ loader_options resolved(loader_options options, sources_view sources) {
     return options;
 }
 
-slot_layout lay_out(sources_view sources, const loader_options& options) {
+std::vector<sample_array> arrays_of(sources_view sources, std::uint64_t rows_left) {
+    std::vector<sample_array> arrays;
+    for (const auto& source : sources)
+        arrays.push_back({source, facts_of(*source, rows_left)});
+    return arrays;
+}
+
+slot_layout lay_out(std::span<sample_array> arrays, const loader_options& options) {
     slot_layout layout;
     layout.row_count = std::min(options.batch_rows, options.sampler->position_count());
-    for (const auto& source : sources) {
-        layout.array_offsets.push_back(layout.side_bytes);
+    for (sample_array& each : arrays) {
+        each.offset_bytes = layout.side_bytes;
         std::uint64_t bytes = 0;
-        if (!multiply(layout.row_count, source->row_size_bytes(), bytes) ||
+        if (!multiply(layout.row_count, each.row_bytes(), bytes) ||
             !add(bytes, array_alignment_bytes - 1, bytes) ||
             !add(layout.side_bytes, bytes / array_alignment_bytes * array_alignment_bytes,
                  layout.side_bytes)) {
@@ -147,8 +186,8 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
     };
     std::uint64_t planned_bytes = budget.setting_bytes;
     // Only on the host does plan_sample depend on the available memory. On a GPU, held arrays are in device
-    // memory, whose free size is not queried. plan_staging and size_slots limit a GPU's staging buffers by
-    // host memory.
+    // memory, whose free size is not queried. A GPU's staging buffers are limited by max_staging_bytes and
+    // size_slots.
     if (on_host && planned_bytes == 0 && budget.available_bytes / 2 < default_memory_bytes)
         planned_bytes = std::max<std::uint64_t>(budget.available_bytes / 2, 1);
     return {.on_host = on_host,
@@ -157,48 +196,13 @@ sample_facts facts_of_sample(const loader_options& options, const slot_layout& l
             .cores = threads,
             .is_guarded = fault_guard_active(),
             .memory_bytes = planned_bytes,
+            .max_staging_bytes = max_staging_bytes(budget),
             .requested = requested()};
-}
-
-std::vector<array_facts> facts_of_arrays(sources_view sources, std::uint64_t rows_left) {
-    std::vector<array_facts> facts;
-    for (const auto& source : sources) {
-        const auto extents = source->extents();
-        const auto is_mapped = [](const row_extent& extent) {
-            return extent.data != nullptr || extent.row_count == 0;
-        };
-        const bool is_empty = source->row_count() == 0 || source->row_size_bytes() == 0;
-        const bool has_mapped =
-            std::ranges::any_of(extents, [](const row_extent& extent) { return extent.data != nullptr; });
-        const std::string why = source->no_extents_reason();
-        facts.push_back(
-            {.name = source->description(),
-             .row_bytes = source->row_size_bytes(),
-             .row_count = source->row_count(),
-             .bytes_left = saturated(rows_left, source->row_size_bytes()),
-             .extent_count = extents.size(),
-             .is_file_backed = source->file_backed(),
-             .is_mapped = is_empty || (!extents.empty() && std::ranges::all_of(extents, is_mapped)),
-             .is_partly_mapped = has_mapped,
-             .is_decoded = extents.empty() && !is_empty,
-             .has_files = std::ranges::none_of(
-                 extents, [](const row_extent& extent) { return extent.file == nullptr; }),
-             .has_any_file = std::ranges::any_of(
-                 extents, [](const row_extent& extent) { return extent.file != nullptr; }),
-             .is_aligned = are_aligned(*source),
-             .not_mapped_reason = why.empty() ? "is not mapped in its delivered form" : why});
-    }
-    return facts;
 }
 
 slot_budget find_budget(const loader_options& options) {
     const available_memory available = read_available_memory();
     return {options.memory_bytes, available.size_bytes, available.bound};
-}
-
-std::uint64_t max_staging_bytes(const slot_budget& budget) noexcept {
-    const std::uint64_t allowed = budget.setting_bytes == 0 ? default_memory_bytes : budget.setting_bytes;
-    return std::min(allowed, budget.available_bytes / 2) / 4;
 }
 
 namespace {
@@ -209,12 +213,12 @@ struct slot_memory {
     std::uint64_t host_bytes = 0;  ///< the part that is host memory
 };
 
-slot_memory memory_of_slot(const loader_options& options, sources_view sources, const slot_layout& layout,
-                           std::span<const transfer_plan> plans, const slot_sizes& sizes) {
+slot_memory memory_of_slot(const loader_options& options, std::span<const sample_array> arrays,
+                           const slot_layout& layout, const slot_sizes& sizes) {
     const bool has_lists =
-        std::ranges::any_of(plans, [](const transfer_plan& plan) { return plan.pages.has_value(); });
+        std::ranges::any_of(arrays, [](const sample_array& each) { return each.plan.pages.has_value(); });
     const std::uint64_t list_bytes =
-        sizeof(std::uint64_t) + (has_lists ? sources.size() * sizeof(copy_range) : 0);
+        sizeof(std::uint64_t) + (has_lists ? arrays.size() * sizeof(copy_range) : 0);
     slot_memory memory;
     if (!multiply(layout.row_count, list_bytes, memory.host_bytes) ||
         !add(memory.host_bytes, sizes.host_side_bytes, memory.host_bytes) ||
@@ -226,11 +230,11 @@ slot_memory memory_of_slot(const loader_options& options, sources_view sources, 
 }
 
 /// The size of all arrays held in the memory of the loader's device.
-std::uint64_t count_held_bytes(sources_view sources, std::span<const transfer_plan> plans) {
+std::uint64_t count_held_bytes(std::span<const sample_array> arrays) {
     std::uint64_t held_bytes = 0;
-    for (std::size_t i = 0; i < plans.size(); ++i) {
-        if (plans[i].main() != transfer::held) continue;
-        held_bytes = saturated(sources[i]->row_count(), sources[i]->row_size_bytes(), held_bytes);
+    for (const sample_array& each : arrays) {
+        if (each.plan.main() != transfer::held) continue;
+        held_bytes = saturated(each.facts.row_count, each.facts.row_bytes, held_bytes);
     }
     return held_bytes;
 }
@@ -247,23 +251,23 @@ std::string other_part(std::uint64_t held_bytes, std::uint64_t staging_bytes) {
 
 }  // namespace
 
-slot_sizes size_slots(const loader_options& options, sources_view sources, const slot_layout& layout,
-                      const slot_budget& budget, std::span<const transfer_plan> plans,
-                      const group_plan& groups, const staging_plan& staging) {
-    const auto is_staged = [](const transfer_plan& plan) {
+slot_sizes size_slots(const loader_options& options, std::span<const sample_array> arrays,
+                      const slot_layout& layout, const slot_budget& budget, const group_plan& groups,
+                      const staging_plan& staging) {
+    const bool on_host = options.device.kind() == device_kind::host;
+    const auto is_staged = [on_host](const sample_array& array) {
+        const transfer_plan& plan = array.plan;
+        if (on_host) return plan.main() == transfer::staged;
         return !plan.is_buffered && (plan.fallback || plan.main() == transfer::staged ||
                                      plan.main() == transfer::decode || plan.main() == transfer::read);
     };
-    const bool on_host = options.device.kind() == device_kind::host;
-    const bool has_views = plans.front().main() == transfer::view;
-    const bool has_staging = std::ranges::any_of(plans, [&](const transfer_plan& plan) {
-        return on_host ? plan.main() == transfer::staged : is_staged(plan);
-    });
+    const bool has_views = arrays.front().plan.main() == transfer::view;
+    const bool has_staging = std::ranges::any_of(arrays, is_staged);
     slot_sizes sizes;
     sizes.device_side_bytes = has_views ? 0 : layout.side_bytes;
     sizes.host_side_bytes = has_staging ? layout.side_bytes : 0;
-    const slot_memory each = memory_of_slot(options, sources, layout, plans, sizes);
-    const std::uint64_t held_bytes = count_held_bytes(sources, plans);
+    const slot_memory each = memory_of_slot(options, arrays, layout, sizes);
+    const std::uint64_t held_bytes = count_held_bytes(arrays);
 
     // the limit of the options
     const auto fitting_in = [](std::uint64_t whole, std::uint64_t taken, std::uint64_t part) {

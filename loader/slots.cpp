@@ -75,8 +75,7 @@ slot_pool::slot_pool(const slot_sizes& sizes, std::vector<std::shared_ptr<const 
       owner_(::getpid()),
       keep_alive_(std::move(keep_alive)),
       views_sources_(device_.kind() == device_kind::host && sizes.device_side_bytes == 0),
-      awaits_data_(next_waits_for_data(device_.kind() == device_kind::host,
-                                       sizes.max_group_slots * sizes.device_side_bytes)),
+      awaits_data_(next_waits_for_data(device_.kind(), sizes.max_group_slots * sizes.device_side_bytes)),
       // On the host, the memory of the slot freed last is still in the CPU's cache. On a GPU, the consumer's
       // streams may still be reading that slot.
       takes_last_(device_.kind() == device_kind::host),
@@ -314,8 +313,8 @@ std::chrono::nanoseconds slot_pool::await_data(std::unique_lock<std::mutex>& loc
     return stop_waiting();
 }
 
-slot* slot_pool::lease(bool with_data) {
-    with_data = with_data || awaits_data_;
+slot* slot_pool::lease(lease_when when) {
+    const bool with_data = when == lease_when::complete || awaits_data_;
     std::unique_lock lock(mutex_);
     const auto before = times_.now();
     times_.ask(before);

@@ -66,6 +66,12 @@ struct slot_sizes {
     std::string reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
 };
 
+/// When a batch can be leased.
+enum class lease_when : std::uint8_t {
+    delivered,  ///< its data may be incomplete, but work on a stream can wait for it
+    complete,   ///< its data is complete
+};
+
 /// Where a loader's device memory comes from.
 struct device_allocator {
     stream_view stream;  ///< once it is synchronised, any stream may use the memory
@@ -120,12 +126,12 @@ class slot_pool {
     // ---- the consumer's side ----
 
     /// Leases the next delivered slot. Throws the pipeline's error, once.
-    /// @param with_data wait until the slot's data is complete; always done on a GPU if the slots of a
-    /// full group total 8 MiB or more (see next_waits_for_data)
+    /// @param when to return; on a GPU, always when the data is complete if the slots of a full group total
+    /// 8 MiB or more (see next_waits_for_data)
     /// @return null at the end.
     /// @throws all_slots_leased if all slots are leased.
     /// @throws device_error if asking or waiting for data fails. The next call returns this slot.
-    slot* lease(bool with_data = false);
+    slot* lease(lease_when when = lease_when::delivered);
     /// Waits until `lease` has a slot, the end or an error, but no longer than `timeout`. Returns whether it
     /// has.
     bool wait_for_next(std::chrono::nanoseconds timeout);

@@ -52,8 +52,8 @@ stages::stages(const parts& what, std::size_t max_groups)
 }
 
 void stages::begin() {
-    for (const auto& transfer : what_.transfers)
-        transfer->begin();
+    for (const auto& array : what_.arrays)
+        array->begin();
 }
 
 bool stages::run_one(std::size_t count) {
@@ -211,23 +211,23 @@ void stages::fill(slot_group& group) {
 
 void stages::prepare(slot& slot, slot_group& group) {
     if (what_.held) what_.held->prepare(slot);
-    for (const auto& transfer : what_.transfers)
-        transfer->prepare(slot, group);
+    for (const auto& array : what_.arrays)
+        array->prepare(slot, group);
     show_arrays(slot);
 }
 
 /// Sets the views of the arrays. They are mostly the same as for the slot's last batch.
 void stages::show_arrays(slot& slot) const {
-    const auto is_shown = [&, i = std::size_t{0}](const array_view& view) mutable {
-        return view.data() == what_.transfers[i++]->data_of(slot) && view.shape()[0] == slot.row_ids.size();
+    const auto is_shown = [&](const array_view& view, const auto& array) {
+        return view.data() == array->data_of(slot) && view.shape()[0] == slot.row_ids.size();
     };
-    if (slot.arrays.size() == what_.arrays.size() && std::ranges::all_of(slot.arrays, is_shown)) return;
+    if (std::ranges::equal(slot.arrays, what_.arrays, is_shown)) return;
     slot.arrays.clear();
-    for (std::size_t i = 0; i < what_.arrays.size(); ++i) {
-        const row_source& source = *what_.arrays[i].source;
+    for (const auto& each : what_.arrays) {
+        const row_source& source = *each->array().source;
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), slot.row_ids.size());
-        slot.arrays.emplace_back(what_.transfers[i]->data_of(slot), source.dtype(), std::move(shape));
+        slot.arrays.emplace_back(each->data_of(slot), source.dtype(), std::move(shape));
     }
 }
 
@@ -293,8 +293,8 @@ void stages::deliver(slot_group& group) {
 /// @return whether kernels will gather rows by these lists.
 bool stages::enqueue_lists(std::span<slot* const> slots) {
     bool has_lists = false;
-    for (const auto& transfer : what_.transfers)
-        has_lists = transfer->enqueue_lists(slots, lists_) || has_lists;
+    for (const auto& array : what_.arrays)
+        has_lists = array->enqueue_lists(slots, lists_) || has_lists;
     if (what_.held) what_.held->enqueue(slots, lists_);
     if (has_lists) lists_done_.record(lists_);
     return has_lists;
@@ -311,7 +311,7 @@ void stages::enqueue_copies(std::span<const copy_range> copies) {
         return copy_to_device_async(whole.destination, {whole.source, whole.size_bytes}, copies_.first);
     }
     // one stream is faster, as long as one thread enqueues as fast as the link copies
-    if (!copies_.second || copies.size() < link_profile{}.min_split_copies || !is_behind())
+    if (!copies_.second || copies.size() < thresholds.min_split_copies || !is_behind())
         return copy_batch_to_device_async(copies, copies_.first);
     const std::size_t half = copies.size() / 2;
     // not to be cancelled with the pipeline, which then would deliver batches whose copies were skipped
@@ -340,8 +340,8 @@ void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
             kernels.view().wait(copies_.done);
         }
         kernels.view().wait(lists_done_);
-        for (const auto& transfer : what_.transfers)
-            transfer->enqueue(slots, kernels);
+        for (const auto& array : what_.arrays)
+            array->enqueue(slots, kernels);
         mark->record(kernels);
     } else if (what_.held) {
         // without a stream that waits for both: it would poll across the link

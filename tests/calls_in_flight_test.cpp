@@ -46,7 +46,8 @@ struct logged {
                                        .repeated_count = repeated,
                                        .repeated_position = 4,
                                        .repeated_id = 2};
-        auto call = std::make_shared<pending_call>("rows were not moved", 10, 5, is_listed);
+        auto call = std::make_shared<pending_call>(pending_call::facts{
+            .what = "rows were not moved", .count = 10, .row_count = 5, .is_listed = is_listed});
         log.put_in_flight(memory[0], stream, call);
         CHECK_FALSE(memory[0]);
         return call;
@@ -100,7 +101,9 @@ TEST_CASE(
         hold(stuck, gate);
         std::vector<taken_memory> memory = with.log.take(stuck, 1);
         *memory[0]->errors().report = {.outside_count = 1, .outside_position = 0, .outside_id = 99};
-        with.log.put_in_flight(memory[0], stuck, std::make_shared<pending_call>("late", 1, 1, true));
+        with.log.put_in_flight(
+            memory[0], stuck,
+            std::make_shared<pending_call>(pending_call::facts{.what = "late", .count = 1, .row_count = 1}));
         CHECK(with.checked().empty());
         with.add(1);
         with.stream.synchronize();

@@ -23,7 +23,7 @@ namespace {
 
 constexpr std::uint64_t row_bytes = 64;
 constexpr std::uint64_t table_bytes = std::uint64_t{1} << 20;
-/// So little that the staging buffers are smaller than link_profile::min_staging_bytes.
+/// So little that the staging buffers are smaller than min_staging_bytes of the thresholds.
 constexpr std::uint64_t tiny_staging_bytes = 64 << 10;
 
 row_table table_of(const guarded_table& table, std::uint64_t size_bytes = row_bytes) {

@@ -25,6 +25,7 @@
 #include "tests/support/devices.hpp"
 
 using namespace pinflow;
+using detail::lease_when;
 using detail::slot;
 using detail::slot_lease;
 using detail::slot_pool;
@@ -293,10 +294,11 @@ TEST_CASE("slots: the consumer's stream waits until the data is there") {
 
 TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as link, not as consumer") {
     // what a consumer and the thread that fills slots waited for, if the data takes `length` to arrive
-    const auto waited = [](const device& device, bool with_data, std::chrono::milliseconds length) {
-        const auto pool = make_pool(
-            device,
-            {.count = 2, .host_side_bytes = 0, .device_side_bytes = with_data ? 64 : large_slot_bytes});
+    const auto waited = [](const device& device, lease_when when, std::chrono::milliseconds length) {
+        const auto pool =
+            make_pool(device, {.count = 2,
+                               .host_side_bytes = 0,
+                               .device_side_bytes = when == lease_when::complete ? 64 : large_slot_bytes});
         const stream copies(device);
         gate copying;
         std::atomic<bool> copied = false;
@@ -307,7 +309,7 @@ TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as l
         std::atomic<int> waiting = 0;
         std::thread consumer([&] {
             ++waiting;
-            slot* const leased = pool->lease(with_data);
+            slot* const leased = pool->lease(when);
             CHECK(copied);
             if (leased != nullptr) pool->end_lease(*leased);
         });
@@ -323,20 +325,20 @@ TEST_CASE("slots: a lease can wait for the slot's data, and the wait counts as l
         driver.join();
         return pool->collected();
     };
-    const auto check = [&](const device& device, bool with_data) {
+    const auto check = [&](const device& device, lease_when when) {
         bool is_the_links = false;
         for (const int milliseconds : {50, 200, 800}) {  // longer, if other work holds the threads up
             const slot_pool::statistics collected =
-                waited(device, with_data, std::chrono::milliseconds(milliseconds));
+                waited(device, when, std::chrono::milliseconds(milliseconds));
             CHECK(collected.waits.link + collected.consumer_wait <= collected.wall);
             is_the_links = collected.waits.link > 2 * collected.consumer_wait;
             if (is_the_links) break;
         }
         CHECK(is_the_links);
     };
-    on_each_device([&](const device& device) { check(device, true); });
+    on_each_device([&](const device& device) { check(device, lease_when::complete); });
     fake_cuda_backend backend;
-    check(backend.device(), false);  // a large one comes with its data in any case
+    check(backend.device(), lease_when::delivered);  // a large one comes with its data in any case
 }
 
 TEST_CASE("slots: on a GPU, a slot of a group of 8 MiB or more is leased only once its data is there") {

@@ -32,11 +32,11 @@ struct fixture {
           order({.position_count = options.sampler->position_count(),
                  .batch_rows = options.batch_rows,
                  .epochs = options.epochs}),
-          layout(detail::lay_out(sources, options)),
           checks(sources) {
-        const auto facts = detail::facts_of_arrays(sources, order.row_count());
-        const auto plans = detail::plan_sample(
-            detail::facts_of_sample(options, layout, detail::find_budget(options), 1), facts);
+        std::vector<detail::sample_array> planned = detail::arrays_of(sources, order.row_count());
+        const detail::slot_layout layout = detail::lay_out(planned, options);
+        detail::plan_sample(detail::facts_of_sample(options, layout, detail::find_budget(options), 1),
+                            planned);
         const detail::slot_sizes sizes{.count = slot_count,
                                        .host_side_bytes = layout.side_bytes,
                                        .device_side_bytes = layout.side_bytes};
@@ -50,13 +50,10 @@ struct fixture {
                                          .is_in_order = options.order == order::sequential,
                                          .pinning = {},
                                          .is_stopped = [] { return false; }};
-        for (std::size_t i = 0; i < sources.size(); ++i) {
-            arrays.push_back({sources[i], plans[i], layout.array_offsets[i], false});
-            transfers.push_back(detail::make_transfer(arrays.back(), setup));
-        }
+        for (detail::sample_array& each : planned)
+            arrays.push_back(detail::make_transfer(std::move(each), setup));
         allocation_stream.synchronize();
-        work.emplace(detail::stages::parts{*pool, order, *options.sampler, arrays, transfers, checks, nullptr,
-                                           nullptr},
+        work.emplace(detail::stages::parts{*pool, order, *options.sampler, arrays, checks, nullptr, nullptr},
                      max_groups);
         work->begin();
     }
@@ -68,10 +65,8 @@ struct fixture {
     std::vector<std::shared_ptr<const row_source>> sources;
     loader_options options;
     detail::schedule order;
-    detail::slot_layout layout;
     std::shared_ptr<detail::slot_pool> pool;
-    std::vector<detail::sample_array> arrays;
-    std::vector<std::unique_ptr<detail::array_transfer>> transfers;
+    std::vector<std::unique_ptr<detail::array_transfer>> arrays;
     detail::file_checks checks;
     std::optional<detail::stages> work;
 };

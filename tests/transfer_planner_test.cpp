@@ -53,10 +53,10 @@ sample_facts requested(sample_facts sample, transfer how) {
 }
 
 transfer_plan plan_of(const sample_facts& sample, const array_facts& array) {
-    const std::vector<transfer_plan> plans = plan_sample(sample, {&array, 1});
-    REQUIRE(plans.size() == 1);
-    CHECK_FALSE(plans[0].reason.empty());
-    return plans[0];
+    sample_array only{nullptr, array};
+    plan_sample(sample, {&only, 1});
+    CHECK_FALSE(only.plan.reason.empty());
+    return only.plan;
 }
 transfer transfer_of(const sample_facts& sample, const array_facts& array) {
     return plan_of(sample, array).main();
@@ -157,10 +157,14 @@ TEST_CASE("planner of samples: many cores read large rows whose pages are not re
 }
 
 TEST_CASE("planner of samples: small arrays of files are held beside the largest one, 64 MiB in all") {
-    const auto transfers = [](const sample_facts& sample, const std::vector<array_facts>& arrays) {
+    const auto transfers = [](const sample_facts& sample, const std::vector<array_facts>& facts) {
+        std::vector<sample_array> arrays;
+        for (const array_facts& each : facts)
+            arrays.push_back({nullptr, each});
+        plan_sample(sample, arrays);
         std::vector<bool> held;
-        for (const transfer_plan& plan : plan_sample(sample, arrays))
-            held.push_back(plan.main() == transfer::held);
+        for (const sample_array& each : arrays)
+            held.push_back(each.plan.main() == transfer::held);
         return held;
     };
     const array_facts images = mapped(256 * kib, 8 * gib);
@@ -228,19 +232,19 @@ TEST_CASE("planner of calls: without a measurement, the sizes decide") {
                            .row_bytes = 512,
                            .table_bytes = 5 * gib,
                            .threads = 16,
-                           .staging_buffer_bytes = 8 * mib,
-                           .not_reached_reason = {}};
+                           .staging_buffer_bytes = 8 * mib};
     const auto planned = [&](auto change) {
         call_facts call = usual;
         change(call);
-        CHECK_FALSE(plan_call(call));
-        const transfer_plan plan = plan_by_sizes(call);
+        CHECK(has_choice(call));
+        const transfer_plan plan = plan_call(call).plan;
         CHECK(plan.reason.starts_with("not measured: "));
         return std::pair(route_of(plan), plan.parts.front().sorted);
     };
     using row = std::pair<row_route, bool>;
     CHECK(planned([](call_facts&) {}) == row(row_route::direct, true));
-    CHECK(planned([](call_facts& call) { call.has_host_ids = false; }) == row(row_route::direct, true));
+    CHECK(planned([](call_facts& call) { call.ids = ids_in::device_memory; }) ==
+          row(row_route::direct, true));
     // few rows, a small table, longer rows
     CHECK(planned([](call_facts& call) { call.count = 64; }) == row(row_route::direct, false));
     CHECK(planned([](call_facts& call) { call.table_bytes = gib; }) == row(row_route::direct, false));
@@ -248,7 +252,7 @@ TEST_CASE("planner of calls: without a measurement, the sizes decide") {
     CHECK(planned([](call_facts& call) { call.row_bytes = 64 * kib; }) == row(row_route::copy, false));
     CHECK(planned([](call_facts& call) {
               call.row_bytes = 64 * kib;
-              call.has_host_ids = false;
+              call.ids = ids_in::device_memory;
           }) == row(row_route::direct, false));
     // a table that is too large for the kernels, with and without cores that help
     CHECK(planned([](call_facts& call) { call.table_bytes = 48 * gib; }) == row(row_route::hybrid, true));
@@ -267,29 +271,40 @@ TEST_CASE("planner of calls: without a measurement, the sizes decide") {
           }) == row(row_route::staged, true));
 }
 
+TEST_CASE("planner of calls: a measured plan is taken if there is a choice and its staging buffers exist") {
+    call_facts call{
+        .count = 131072, .row_bytes = 512, .table_bytes = 5 * gib, .staging_buffer_bytes = 8 * mib};
+    const rated_plan direct = plan_call(call);
+    const rated_plan hybrid{hybrid_candidate(call, 40, 20), 50};
+    CHECK(route_of(plan_call(call, hybrid).plan) == row_route::hybrid);
+    CHECK(plan_call(call, hybrid).gbps == 50);
+    call.can_stage = false;
+    CHECK(route_of(plan_call(call, hybrid).plan) == route_of(direct.plan));
+    call.can_stage = true;
+    call.requested = row_route::copy;
+    CHECK_FALSE(has_choice(call));
+    CHECK(route_of(plan_call(call, hybrid).plan) == row_route::copy);
+}
+
 TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
-    call_facts call{.row_bytes = 64 * kib,
-                    .table_bytes = gib,
-                    .staging_buffer_bytes = mib,
-                    .not_reached_reason = {},
-                    .requested = row_route::copy};
+    call_facts call{
+        .row_bytes = 64 * kib, .table_bytes = gib, .staging_buffer_bytes = mib, .requested = row_route::copy};
     const auto kernels = [&] {
         const std::vector<transfer_plan> plans = gather_candidates(call);
         return std::ranges::count(plans, transfer::kernel, &transfer_plan::main) ==
                static_cast<std::ptrdiff_t>(plans.size());
     };
-    CHECK(plan_call(call)->main() == transfer::copy_engine);
+    CHECK(plan_call(call).plan.main() == transfer::copy_engine);
     CHECK_FALSE(kernels());
     call.is_file_backed = true;
-    CHECK(plan_call(call)->main() == transfer::kernel);
+    CHECK(plan_call(call).plan.main() == transfer::kernel);
     CHECK(kernels());
 }
 
 TEST_CASE("planner of calls: scatters are staged if that is expected to be clearly faster") {
     const auto is = [](double direct_gather, double staged_gather, double link, row_route route,
                        double gbps) {
-        const rated_plan judged =
-            judge_scatter({.is_scatter = true, .not_reached_reason = {}}, direct_gather, staged_gather, link);
+        const rated_plan judged = judge_scatter({.is_scatter = true}, direct_gather, staged_gather, link);
         CAPTURE(direct_gather);
         CAPTURE(staged_gather);
         CHECK(route_of(judged.plan) == route);
@@ -303,4 +318,101 @@ TEST_CASE("planner of calls: scatters are staged if that is expected to be clear
     is(54.0, 60.0, 55.0, row_route::direct, 55.0);
     is(20.0, 60.0, 55.0, row_route::staged, 55.0);
     is(30.0, 0, 55.0, row_route::direct, 31.8);
+}
+
+TEST_CASE(
+    "planner of samples: long batches that the CPU brings to a GPU pass through shared staging buffers") {
+    sample_facts sample = gpu;
+    sample.max_staging_bytes = gib;
+    const auto count = [](const sample_facts& facts, const std::vector<array_facts>& arrays_facts) {
+        std::vector<sample_array> arrays;
+        for (const array_facts& each : arrays_facts)
+            arrays.push_back({nullptr, each});
+        const staging_plan staging = plan_sample(facts, arrays);
+        for (const sample_array& each : arrays)
+            CHECK(each.plan.is_buffered == (staging.count != 0 && each.plan.main() != transfer::held));
+        return staging.count;
+    };
+    const array_facts images = mapped(256 * kib, 8 * gib, 1);  // one epoch: read
+    const array_facts labels = mapped(8, 256 * kib);           // held
+    const array_facts numbers = mapped(8, 2 * gib, 1);         // staged
+    CHECK(count(sample, {images}) == 32);
+    CHECK(count(requested(sample, transfer::staged), {images}) == 32);
+    CHECK(count(sample, {images, labels}) == 32);
+    CHECK(count(sample, {images, numbers}) == 32);
+    CHECK(count(requested(with_cores(sample, 2), transfer::read), {images}) == 4);
+    CHECK(count(with_cores(sample, 200), {images}) == 32);
+    // rows of pages that are being registered, but not if all pages must be registered first
+    const array_facts often = mapped(256 * kib, 8 * gib, 5);
+    CHECK(count(sample, {often}) == 32);
+    CHECK(count(with_cores(sample, 4), {often}) == 8);
+    CHECK(count(requested(sample, transfer::copy_engine), {often}) == 0);
+    CHECK(count(sample, {mapped(4 * kib, 8 * gib, 5)}) == 0);  // kernels read such rows in the slots
+    // slots need staging memory anyway, for rows that are decoded, or are longer than a buffer
+    array_facts decoded = mapped(kib, 4 * gib);
+    decoded.is_mapped = decoded.is_partly_mapped = false;
+    decoded.is_decoded = true;
+    CHECK(count(sample, {images, decoded}) == 0);
+    CHECK(count(sample, {mapped(3 * mib, 8 * gib, 1)}) == 0);
+    // short batches, the host device, and little memory
+    CHECK(count(requested(sample, transfer::staged), {mapped(8 * kib, 8 * gib)}) == 0);
+    sample_facts on_host = host;
+    on_host.max_staging_bytes = gib;
+    CHECK(count(requested(on_host, transfer::read), {images}) == 0);
+    sample.max_staging_bytes = 64 * mib;
+    CHECK(count(sample, {images}) == 32);
+    sample.max_staging_bytes = 64 * mib - 1;
+    CHECK(count(sample, {images}) == 0);
+}
+
+TEST_CASE("planner of access: mapped rows of a file are copied under the guard, unless reads waited lately") {
+    const access_facts file{.is_mapped = true, .is_file_backed = true, .is_guarded = true};
+    const auto changed = [&](auto change) {
+        access_facts rows = file;
+        change(rows);
+        return plan_access(rows);
+    };
+    CHECK(plan_access(file) == row_access::memory);
+    CHECK(changed([](access_facts& rows) { rows.is_mapped = false; }) == row_access::source);
+    CHECK(changed([](access_facts& rows) { rows.is_guarded = false; }) == row_access::source);
+    CHECK(changed([](access_facts& rows) { rows.waited_lately = true; }) == row_access::source);
+    CHECK(changed([](access_facts& rows) { rows.is_guarded = rows.is_file_backed = false; }) ==
+          row_access::memory);
+}
+
+TEST_CASE("planner of loads: few cores page-lock pages that are in the page cache, while threads stage") {
+    bool is_cached = true;
+    bool is_on_tmpfs = false;
+    load_facts load{.copyable_bytes = gib,
+                    .cores = 4,
+                    .is_in_page_cache = [&] { return is_cached; },
+                    .is_on_tmpfs = [&] { return is_on_tmpfs; }};
+    const auto transfers = [&] {
+        const transfer_plan plan = plan_load(load);
+        CHECK_FALSE(plan.reason.empty());
+        std::vector<transfer> how;
+        for (const transfer_part& part : plan.parts)
+            how.push_back(part.how);
+        return how;
+    };
+    const std::vector<transfer> staged{transfer::staged};
+    const std::vector<transfer> both{transfer::copy_engine, transfer::staged};
+    CHECK(transfers() == both);
+    is_on_tmpfs = true;
+    CHECK(transfers() == staged);
+    load.cores = 3;
+    CHECK(transfers() == both);
+    is_cached = false;
+    CHECK(transfers() == staged);
+    is_cached = true;
+    load.copyable_bytes = 32 * mib - 1;
+    CHECK(transfers() == staged);
+    load.copyable_bytes = 32 * mib;
+    CHECK(transfers() == both);
+    load.requested = {{transfer::copy_engine}};
+    CHECK_THROWS_AS(plan_load(load), unsupported);
+    load.is_all_copyable = true;
+    CHECK(transfers() == std::vector<transfer>{transfer::copy_engine});
+    load.requested = {{transfer::staged}};
+    CHECK(transfers() == staged);
 }

@@ -38,7 +38,7 @@ void load_run::allocate() {
 /// waits for a block, or if the load is stopped or all threads have ended.
 void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
     while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
-        say_progress(false);
+        say_progress();
         std::unique_lock lock(mutex_);
         if (stopped_ || running_ == 0 || waiting_ > 0) return;
         changed_.wait_for(lock, allocation_interval);

@@ -56,7 +56,7 @@ void load_pages::add_range(std::vector<pin_range>& ranges, const std::shared_ptr
     if (last != nullptr && last->owner == mapping) {
         const auto first = static_cast<std::uint64_t>(last->bytes.data() - mapping->data());
         const std::uint64_t end = first + last->bytes.size();
-        if (first <= begin && begin <= end + link_profile().min_engine_bytes) {
+        if (first <= begin && begin <= end + thresholds.min_engine_bytes) {
             last->bytes = mapping->bytes().subspan(first, std::max(end, begin + size_bytes) - first);
             return;
         }

@@ -14,7 +14,7 @@ struct chosen_route {
     std::string reason;
 };
 
-/// Every rule by which a load decides how its bytes travel.
+/// Chooses the route, by the rules of plan_load, and the number of threads.
 /// @throws unsupported if the route `copy` is requested for a GPU, and some units are not copyable.
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options);

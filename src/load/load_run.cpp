@@ -37,7 +37,7 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),
       queue_(plan) {
-    queue_.start(wants_pages(), way_.route != load_route::copy);
+    queue_.start(way_.route);
     start_threads(way_.threads);
 }
 
@@ -233,7 +233,7 @@ void load_run::copy_from_pages() {
         if (!pages_->cover(ranges)) {
             enqueue();
             joined = 0;
-            say_progress(false);
+            say_progress();
             if (pages_->wait_for(ranges, look_interval)) continue;
             pages_reason_ = pages_->reason();
             if (options_.route == load_route::copy) pages_->require();
@@ -241,12 +241,11 @@ void load_run::copy_from_pages() {
             start_threads(way_.threads);  // threads that the system refused to start before
             return;
         }
-        // short pieces at boundaries of registrations are not for the copy engine: see link_profile
+        // short pieces at boundaries of registrations are not for the copy engine: see link_profile.hpp
         pieces.clear();
         pin_registry::process().cut(ranges, pieces);
-        const bool are_long = std::ranges::all_of(pieces, [](const copy_range& piece) {
-            return piece.size_bytes >= link_profile().min_copied_bytes;
-        });
+        const bool are_long = std::ranges::all_of(
+            pieces, [](const copy_range& piece) { return piece.size_bytes >= thresholds.min_copied_bytes; });
         std::optional<load_buffers> buffers;
         if (!are_long && options_.route != load_route::copy) {
             try {
@@ -268,7 +267,7 @@ void load_run::copy_from_pages() {
         if (++joined < max_joined_units) continue;
         enqueue();
         joined = 0;
-        say_progress(false);
+        say_progress();
     }
     enqueue();
 }
@@ -304,7 +303,7 @@ void load_run::finish() {
     for (std::size_t file = 0; file < is_used.size(); ++file) {
         if (is_used[file]) opened_.files[file]->check_unchanged();
     }
-    say_progress(true);
+    call_progress();
 }
 
 void load_run::wait_for_threads() {
@@ -313,7 +312,7 @@ void load_run::wait_for_threads() {
             std::unique_lock lock(mutex_);
             if (changed_.wait_for(lock, progress_interval, [&] { return running_ == 0; })) break;
         }
-        say_progress(false);
+        say_progress();
     }
 }
 
@@ -346,12 +345,16 @@ void load_run::rethrow_failure() {
     if (failure_) std::rethrow_exception(failure_);
 }
 
-void load_run::say_progress(bool at_end) {
-    if (!options_.progress) return;
+void load_run::say_progress() {
     const auto now = std::chrono::steady_clock::now();
-    if (!at_end && now - said_ < progress_interval) return;
+    if (now - said_ < progress_interval) return;
     said_ = now;
-    options_.progress(plan_.mapped_bytes + copied_bytes_ + staged_bytes_, plan_.total_bytes);
+    call_progress();
+}
+
+void load_run::call_progress() const {
+    if (options_.progress)
+        options_.progress(plan_.mapped_bytes + copied_bytes_ + staged_bytes_, plan_.total_bytes);
 }
 
 load_report load_run::report() const {

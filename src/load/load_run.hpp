@@ -63,7 +63,9 @@ class load_run {
     void allocate_block(std::size_t index);
     void wait_until_filled(std::uint64_t allocated_bytes);
     std::shared_ptr<const memory_region> map_privately(std::size_t file);
-    void say_progress(bool at_end);
+    /// Calls the function for the progress, unless it was called a short time ago.
+    void say_progress();
+    void call_progress() const;
     void fail(std::exception_ptr failure) noexcept;
     void rethrow_failure();
     void wait_for_threads();

@@ -2,10 +2,10 @@
 
 namespace pinflow::detail {
 
-void unit_queue::start(bool copies, bool stages) {
+void unit_queue::start(load_route route) {
     const std::scoped_lock lock(mutex_);
-    copies_ = copies;
-    stages_ = stages;
+    copies_ = route != load_route::staged;
+    stages_ = route != load_route::copy;
 }
 
 const load_unit* unit_queue::front() const {

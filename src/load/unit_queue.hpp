@@ -12,10 +12,10 @@ class unit_queue {
  public:
     explicit unit_queue(const load_plan& plan) : plan_(plan), end_(plan.copyable.size()) {}
 
-    /// Says who takes the copyable units. Comes before all calls below.
-    /// @param copies whether the copy engine takes them from the front
-    /// @param stages whether threads take them: from the end, or, without the copy engine, from the front
-    void start(bool copies, bool stages);
+    /// Says who takes the copyable units. Comes before all calls below. With `copy` and `both` the copy
+    /// engine takes them from the front. With `both` threads take them from the end, with `staged` from the
+    /// front.
+    void start(load_route route);
 
     /// The next unit for the copy engine, without taking it; null if there is none.
     const load_unit* front() const;

@@ -53,14 +53,15 @@ void pending_call::add(std::exception_ptr failure) noexcept {
 std::exception_ptr pending_call::error_of(const index_errors& wrong) const {
     if (failure_) return failure_;
     if (wrong.outside_count > 0) {
-        return std::make_exception_ptr(invalid_argument(outside_sentence(
-            what_, wrong.outside_count, count_, row_count_, wrong.outside_id, wrong.outside_position)));
+        return std::make_exception_ptr(
+            invalid_argument(outside_sentence(call_.what, wrong.outside_count, call_.count, call_.row_count,
+                                              wrong.outside_id, wrong.outside_position)));
     }
     if (wrong.repeated_count > 0) {
         return std::make_exception_ptr(invalid_argument(fmt::format(
             "{}: {} of {} indices {} repeated, which duplicate_policy::error refuses: the first is {}, at "
             "position {}",
-            what_, wrong.repeated_count, count_, wrong.repeated_count == 1 ? "is" : "are",
+            call_.what, wrong.repeated_count, call_.count, wrong.repeated_count == 1 ? "is" : "are",
             spelled(wrong.repeated_id), wrong.repeated_position)));
     }
     return nullptr;
@@ -212,7 +213,7 @@ void calls_in_flight::end(call_memory& memory) noexcept {
     } catch (...) {
         call.error_ = std::current_exception();  // there is no memory for the message
     }
-    if (!call.error_ || !call.is_listed_) return memory.call_.clear();
+    if (!call.error_ || !call.call_.is_listed) return memory.call_.clear();
     const auto later =
         std::ranges::find_if(listed_, [&](const auto& each) { return each->number_ > call.number_; });
     listed_.splice(later, memory.call_);

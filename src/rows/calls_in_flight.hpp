@@ -23,11 +23,14 @@ class call_memory;
 /// A call whose error may be found after it has returned. Its handles share it.
 class pending_call {
  public:
-    /// Describes a call with `count` indices to a table of `row_count` rows. Messages about wrong indices
-    /// begin with `what`. `calls_in_flight::check(call)` throws the call's error. `check()` does so only if
-    /// `is_listed`.
-    pending_call(std::string what, std::uint64_t count, std::uint64_t row_count, bool is_listed)
-        : what_(std::move(what)), count_(count), row_count_(row_count), is_listed_(is_listed) {}
+    struct facts {
+        std::string what;             ///< begins messages about wrong indices
+        std::uint64_t count = 0;      ///< indices
+        std::uint64_t row_count = 0;  ///< of the table
+        /// Whether `calls_in_flight::check()` throws the call's error. `check(call)` does so in any case.
+        bool is_listed = true;
+    };
+    explicit pending_call(facts call) : call_(std::move(call)) {}
     /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
     void add(std::exception_ptr failure) noexcept;
 
@@ -35,10 +38,7 @@ class pending_call {
     friend class calls_in_flight;
     std::exception_ptr error_of(const index_errors& wrong) const;
 
-    std::string what_;
-    std::uint64_t count_;
-    std::uint64_t row_count_;
-    bool is_listed_;
+    facts call_;
     call_memory* memory_ = nullptr;  ///< while the call is in flight
     std::uint64_t number_ = 0;       ///< as in call_memory
     std::exception_ptr error_;       ///< set when the call has ended with an error; null once it was thrown

@@ -23,8 +23,13 @@ class engine_transfer final : public call_transfer {
     }
 
  private:
-    /// Calls `add(position, address, is_first)` for each position, with the address of its row in its batch.
-    /// `is_first` tells whether it is the first of `positions` in that batch.
+    /// A row of a call.
+    struct row_place {
+        std::uint64_t position = 0;    ///< in the call
+        std::byte* address = nullptr;  ///< in its batch
+        bool is_first = false;         ///< of the positions in its batch
+    };
+    /// Calls `add(row_place)` for each position.
     /// @param positions in ascending order
     template <typename Positions, typename Add>
     static void for_each_row(const row_call& call, const Positions& positions, Add add) {
@@ -34,7 +39,8 @@ class engine_transfer final : public call_transfer {
             const auto* const next = std::upper_bound(parts.first, parts.first + parts.count, position);
             const auto part = static_cast<std::size_t>(next - parts.first) - 1;
             const std::uint64_t row = position - parts.first[part];
-            add(position, parts.rows[part] + row * call.transfer().table.row_size_bytes, part != known);
+            add(row_place{position, parts.rows[part] + row * call.transfer().table.row_size_bytes,
+                          part != known});
             known = part;
         }
     }
@@ -43,9 +49,9 @@ class engine_transfer final : public call_transfer {
         const std::uint64_t row_bytes = setup_.table.row_size_bytes();
         std::vector<copy_range> ranges;
         ranges.reserve(end - begin);
-        const auto add = [&](std::uint64_t position, std::byte* address, bool is_first) {
-            append(ranges, {address, setup_.table.data() + call.host_ids()[position] * row_bytes, row_bytes},
-                   is_first);
+        const auto add = [&](const row_place& row) {
+            const std::byte* const from = setup_.table.data() + call.host_ids()[row.position] * row_bytes;
+            append(ranges, {row.address, from, row_bytes}, row);
         };
         for_each_row(call, std::views::iota(begin, end), add);
         copy_batch_to_device_async(ranges, call.stream());
@@ -55,11 +61,9 @@ class engine_transfer final : public call_transfer {
         const std::uint64_t row_bytes = setup_.table.row_size_bytes();
         const std::uint64_t* const ids = call.host_ids();
         std::vector<host_copy_range> ranges;
-        const auto add = [&](std::uint64_t position, std::byte* address, bool is_first) {
-            append(
-                ranges,
-                {const_cast<std::byte*>(setup_.table.data()) + ids[position] * row_bytes, address, row_bytes},
-                is_first);
+        const auto add = [&](const row_place& row) {
+            auto* const to = const_cast<std::byte*>(setup_.table.data()) + ids[row.position] * row_bytes;
+            append(ranges, {to, row.address, row_bytes}, row);
         };
         const auto last = last_occurrences({ids + begin, end - begin});
         for_each_row(call, last | std::views::transform([&](std::uint32_t i) { return begin + i; }), add);
@@ -68,8 +72,8 @@ class engine_transfer final : public call_transfer {
 
     /// Joins rows that follow each other in the table and in one batch. Batches are allocations of their own.
     template <typename Range>
-    static void append(std::vector<Range>& ranges, const Range& next, bool is_first_of_batch) {
-        if (is_first_of_batch) {
+    static void append(std::vector<Range>& ranges, const Range& next, const row_place& row) {
+        if (row.is_first) {
             ranges.push_back(next);
         } else {
             append_joined(ranges, next);

@@ -5,6 +5,7 @@
 
 #include "src/core/checked.hpp"
 #include "src/rows/exchange_state.hpp"
+#include "src/rows/route_plan.hpp"
 #include "src/rows/tuning.hpp"
 
 /// How an exchange plans its calls, and tunes the plans.
@@ -51,13 +52,13 @@ std::vector<std::uint64_t> counts_of_groups(std::uint64_t row_bytes, std::uint64
 
 }  // namespace
 
-call_facts exchange_setup::facts_of(row_direction direction, std::uint64_t count, bool has_host_ids) const {
-    return {.is_scatter = direction == row_direction::scatter,
+call_facts exchange_setup::facts_of(const call_kind& call) const {
+    return {.is_scatter = call.direction == row_direction::scatter,
             .on_host = device.kind() == device_kind::host,
-            .has_host_ids = has_host_ids,
+            .ids = call.ids,
             .is_aligned = is_aligned(table.data(), table.row_size_bytes()),
             .is_file_backed = is_file_backed(),
-            .count = count,
+            .count = call.count,
             .row_bytes = table.row_size_bytes(),
             .table_bytes = table.size_bytes(),
             .threads = threads,
@@ -69,26 +70,22 @@ call_facts exchange_setup::facts_of(row_direction direction, std::uint64_t count
             .staged_share = options.staged_share};
 }
 
-rated_plan exchange_state::plan_of(row_direction direction, std::uint64_t count, bool has_host_ids) const {
-    const call_facts call = setup_.facts_of(direction, count, has_host_ids);
-    if (std::optional<transfer_plan> decided = plan_call(call)) return {*std::move(decided), 0};
-    std::optional<rated_plan> tuned = tuned_plan(call, setup_.device);
+rated_plan exchange_state::plan_of(const call_kind& kind) const {
+    call_facts call = setup_.facts_of(kind);
     // another exchange may have been tuned after this one was made without staging buffers
-    if (tuned && (rings_.has_some() || tuned->plan.find(transfer::staged) == nullptr))
-        return *std::move(tuned);
-    return {plan_by_sizes(call), 0};
+    call.can_stage = rings_.has_some();
+    return plan_call(call, has_choice(call) ? tuned_plan(call, setup_.device) : std::nullopt);
 }
 
 /// Whether some calls need staging buffers.
 bool exchange_state::may_stage() const {
     for (const row_direction direction : {row_direction::gather, row_direction::scatter}) {
-        for (const bool has_host_ids : {true, false}) {
-            const call_facts call = setup_.facts_of(direction, calls_->max_rows(), has_host_ids);
-            const std::optional<transfer_plan> decided = plan_call(call);
-            if ((decided ? *decided : plan_by_sizes(call)).find(transfer::staged) != nullptr) return true;
+        for (const ids_in ids : {ids_in::host_memory, ids_in::device_memory}) {
+            const rated_plan planned = plan_call(setup_.facts_of({direction, calls_->max_rows(), ids}));
+            if (planned.plan.find(transfer::staged) != nullptr) return true;
         }
     }
-    return has_tuned_staged_plan(setup_.facts_of(row_direction::gather, 1, true), setup_.device);
+    return has_tuned_staged_plan(setup_.facts_of({.count = 1}), setup_.device);
 }
 
 row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows, unsigned batches) const {
@@ -97,10 +94,10 @@ row_plan exchange_state::plan(row_direction direction, std::uint64_t batch_rows,
     const std::uint64_t max_rows = calls_->max_rows();
     batch_rows = std::clamp<std::uint64_t>(batch_rows, 1, max_rows);
     const std::uint64_t count = std::min(saturated(batch_rows, std::max(batches, 1U)), max_rows);
-    row_plan chosen = public_form(plan_of(direction, count, true), setup_.options);
+    row_plan chosen = public_form(plan_of({direction, count}), setup_.options);
     std::vector<double> rates;
     for (const std::uint64_t group : counts_of_groups(setup_.table.row_size_bytes(), batch_rows, max_batches))
-        rates.push_back(plan_of(direction, group, true).gbps);
+        rates.push_back(plan_of({direction, group}).gbps);
     const double best = std::ranges::max(rates);
     const auto enough =
         std::ranges::find_if(rates, [=](double rate) { return rate >= nearly * best; }) - rates.begin();
@@ -113,8 +110,12 @@ void exchange_state::tune(std::uint64_t batch_rows, unsigned batches) {
     const auto gather_async = [&](const transfer_plan& plan, std::span<const std::uint64_t> ids,
                                   std::byte* rows) {
         const row_batch only{row_ids(ids), rows};
-        const pending_calls calls = enqueue(
-            {row_direction::gather, {&only, 1}, duplicate_policy::last, own_stream_, false}, *calls_, &plan);
+        const pending_calls calls = enqueue({.direction = row_direction::gather,
+                                             .batches = {&only, 1},
+                                             .policy = duplicate_policy::last,
+                                             .stream = own_stream_,
+                                             .is_listed = false},
+                                            *calls_, &plan);
         begun.insert(begun.end(), calls.begin(), calls.end());
     };
     const auto finish = [&] {
@@ -131,9 +132,9 @@ void exchange_state::tune(std::uint64_t batch_rows, unsigned batches) {
         if (count > calls_->max_rows()) break;
         for (const row_direction direction : {row_direction::gather, row_direction::scatter}) {
             if (direction == row_direction::scatter && !table.writable()) continue;
-            for (const bool has_host_ids : {true, false}) {
-                const call_facts call = setup_.facts_of(direction, count, has_host_ids);
-                if (plan_call(call)) continue;
+            for (const ids_in ids : {ids_in::host_memory, ids_in::device_memory}) {
+                const call_facts call = setup_.facts_of({direction, count, ids});
+                if (!has_choice(call)) continue;
                 if (!call.is_file_backed && tries_staging(call)) reserve_staging();
                 tune_call(call, gathers);
             }

@@ -11,6 +11,13 @@ namespace pinflow::detail {
 
 enum class row_direction : std::uint8_t { gather, scatter };
 
+/// What the plan of a call depends on, beside the exchange.
+struct call_kind {
+    row_direction direction = row_direction::gather;
+    std::uint64_t count = 0;  ///< rows, of all batches together
+    ids_in ids = ids_in::host_memory;
+};
+
 /// What all calls of a row exchange share.
 struct exchange_setup {
     exchange_setup(row_table of_table, pinflow::device of_device, row_exchange_options of_options,
@@ -37,8 +44,8 @@ struct exchange_setup {
     }
     /// The size of one staging buffer.
     std::uint64_t staging_buffer_bytes() const noexcept;
-    /// What the planner has to know of a call of `count` rows.
-    call_facts facts_of(row_direction direction, std::uint64_t count, bool has_host_ids) const;
+    /// What the planner has to know of a call.
+    call_facts facts_of(const call_kind& call) const;
 };
 
 }  // namespace pinflow::detail

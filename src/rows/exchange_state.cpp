@@ -151,7 +151,11 @@ void exchange_state::check() {
 // ---- a call ----------------------------------------------------------------------------------------------
 
 void exchange_state::run(row_direction direction, const row_batch& only, duplicate_policy policy) {
-    const call_request request{direction, {&only, 1}, policy, own_stream_, false};
+    const call_request request{.direction = direction,
+                               .batches = {&only, 1},
+                               .policy = policy,
+                               .stream = own_stream_,
+                               .is_listed = false};
     const std::uint64_t count = only.ids.size();
     std::shared_ptr<calls_in_flight> calls = calls_;
     if (count > max_rows_of_call)
@@ -197,7 +201,9 @@ exchange_state::pending_calls exchange_state::enqueue(const call_request& reques
     for (row_call& call : row_calls) {
         enqueue(call, plan != nullptr
                           ? *plan
-                          : plan_of(request.direction, call.count(), !call.has_device_ids()).plan);
+                          : plan_of({request.direction, call.count(),
+                                     call.has_device_ids() ? ids_in::device_memory : ids_in::host_memory})
+                                .plan);
         if (call.has_errors()) pending.push_back(call.errors());
     }
     return pending;

@@ -53,7 +53,7 @@ class exchange_state {
  private:
     void page_lock();
     void check_source() const;
-    rated_plan plan_of(row_direction direction, std::uint64_t count, bool has_host_ids) const;
+    rated_plan plan_of(const call_kind& call) const;
     bool may_stage() const;
     void reserve_staging();
     std::vector<call_request> split(const call_request& request, const calls_in_flight& calls) const;

@@ -3,6 +3,7 @@
 #include "src/device/backend.hpp"
 #include "src/rows/call_transfer.hpp"
 #include "src/rows/exchange_checks.hpp"
+#include "src/rows/route_plan.hpp"
 
 namespace pinflow::detail {
 
@@ -14,7 +15,7 @@ void move_by_kernel(const exchange_setup& setup, const row_call& call, row_trans
     // the plan does not depend on the policy or the addresses of the batches, so correct it here
     const bool is_busy = sum || !is_aligned(transfer);
     if (is_busy && transfer.blocks != 0 && setup.options.blocks == 0) {
-        const unsigned blocks = busy_blocks(setup.facts_of(request.direction, call.count(), true));
+        const unsigned blocks = busy_blocks(setup.facts_of({request.direction, call.count()}));
         transfer.blocks = std::max(transfer.blocks, blocks);
     }
     if (call.is_gather()) return backend.gather_rows(transfer, stream.native_handle());

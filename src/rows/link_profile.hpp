@@ -1,13 +1,14 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 
 namespace pinflow::detail {
 
-/// The thresholds used by the rules of transfer_planner.cpp, by loader/pipeline_plan and stages, and by
-/// src/load. Most defaults were measured on H200s, PCIe Gen5 x16, with up to 16 cores. Most of the figures
-/// are in samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
+/// The thresholds used by the rules of transfer_planner.cpp, by those that carry out its plans, and by
+/// loader/pipeline_plan. Most defaults were measured on H200s, PCIe Gen5 x16, with up to 16 cores. Most of
+/// the figures are in samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
 struct link_profile {
     // ---- which transfer
     std::uint64_t max_held_bytes = 64 << 20;  ///< all held arrays of a sample together
@@ -25,6 +26,11 @@ struct link_profile {
     /// that the order of rows does not matter. A row exchange may sort them if a route was requested or
     /// measured.
     std::uint64_t covered_bytes = 1 << 30;
+    /// Memory of a slot for pieces of rows, below min_copied_bytes, at boundaries between registrations.
+    std::uint64_t short_pieces_bytes = 32 << 10;
+    /// After a copy or a read that waited for storage, rows are read with pread until this many reads in a
+    /// row have not waited.
+    int reads_after_wait = 16;
 
     // ---- registering while rows are delivered
     double register_gbps = 28;  ///< pages in the page cache: 15 to 50, by machine; more threads gain nothing
@@ -43,6 +49,7 @@ struct link_profile {
     /// Registered by one call. If the reader is close behind, one or two pieces are skipped, and their rows
     /// are staged.
     std::uint64_t piece_bytes = 32 << 20;
+    std::chrono::milliseconds max_page_wait{1000};  ///< rows wait for their pages, without any progress
 
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;  ///< for a GPU: enough to hide the time between two groups
@@ -102,6 +109,16 @@ struct link_profile {
     /// Scatter throughput divided by gather throughput, by kernel. The GPU does not wait for writes.
     double direct_scatter_ratio = 1.06;
     double staged_scatter_ratio = 1.4;  ///< the same for the staged route
+
+    // ---- loads of tensors
+    /// Loads with fewer bytes for the copy engine are staged: page-locking costs more than it saves.
+    std::uint64_t min_pinned_bytes = 32 << 20;
+    /// From this many threads on, staging alone is faster than staging while pages are registered. Pages of
+    /// tmpfs are registered one by one, those of other file systems in groups (samples/bench/NOTEBOOK.md).
+    unsigned min_load_cores = 8;
+    unsigned min_load_cores_on_tmpfs = 4;
 };
+
+inline constexpr link_profile thresholds;
 
 }  // namespace pinflow::detail

@@ -43,15 +43,18 @@ std::uint64_t copy_ids(std::span<const std::uint64_t> ids, std::uint64_t* to, st
 
 /// The parts of a call's scratch memory.
 struct order_parts {
-    /// `is_there`: the indices are used where they are, without a copy.
-    order_parts(device_scratch& scratch, const exchange_setup& setup, std::uint64_t count, bool is_there,
-                bool sorted)
-        : sort_bytes(sorted ? setup.device.backend().sort_scratch_bytes(count, setup.table.row_count(),
-                                                                        sort_kernels::one)
-                            : 0),
-          ids(scratch.add(is_there ? 0 : count * id_bytes)),
-          sorted_ids(scratch.add(sorted ? count * id_bytes : 0)),
-          positions(scratch.add(sorted ? count * sizeof(std::uint32_t) : 0)),
+    struct needs {
+        std::uint64_t count = 0;  ///< indices
+        bool is_copied = false;   ///< otherwise the indices are used where they are
+        bool is_sorted = false;
+    };
+    order_parts(device_scratch& scratch, const exchange_setup& setup, const needs& order)
+        : sort_bytes(order.is_sorted ? setup.device.backend().sort_scratch_bytes(
+                                           order.count, setup.table.row_count(), sort_kernels::one)
+                                     : 0),
+          ids(scratch.add(order.is_copied ? order.count * id_bytes : 0)),
+          sorted_ids(scratch.add(order.is_sorted ? order.count * id_bytes : 0)),
+          positions(scratch.add(order.is_sorted ? order.count * sizeof(std::uint32_t) : 0)),
           sort(scratch.add(sort_bytes)) {}
 
     std::uint64_t sort_bytes;
@@ -65,7 +68,7 @@ struct order_parts {
 
 std::uint64_t row_call::max_scratch_bytes(const exchange_setup& setup, std::uint64_t max_rows) {
     device_scratch scratch;
-    const order_parts parts(scratch, setup, max_rows, false, true);
+    const order_parts parts(scratch, setup, {.count = max_rows, .is_copied = true, .is_sorted = true});
     return scratch.size_bytes();
 }
 
@@ -97,10 +100,12 @@ void row_call::begin(transfer_plan plan) {
 
 const std::shared_ptr<pending_call>& row_call::errors() {
     if (!errors_) {
-        errors_ =
-            std::make_shared<pending_call>(fmt::format("rows of {} were not {}", setup_.table.description(),
-                                                       is_gather() ? "gathered" : "scattered"),
-                                           count(), setup_.table.row_count(), request_.is_listed);
+        errors_ = std::make_shared<pending_call>(
+            pending_call::facts{.what = fmt::format("rows of {} were not {}", setup_.table.description(),
+                                                    is_gather() ? "gathered" : "scattered"),
+                                .count = count(),
+                                .row_count = setup_.table.row_count(),
+                                .is_listed = request_.is_listed});
     }
     return errors_;
 }
@@ -162,7 +167,8 @@ void row_call::order_on_device(stream_view preparing) {
     const bool refuses_repeated = !is_gather() && request_.policy == duplicate_policy::error;
     const bool can_be_wrong = has_device_ids_ || refuses_repeated;
     const bool is_there = request_.batches.size() == 1 && has_device_ids_;
-    const order_parts parts(scratch_, setup_, count(), is_there, sorted);
+    const order_parts parts(scratch_, setup_,
+                            {.count = count(), .is_copied = !is_there, .is_sorted = sorted});
     if (can_be_wrong) errors();
     scratch_.allocate(memory_->scratch(), preparing, setup_.options.device_memory);
 
@@ -180,10 +186,10 @@ void row_call::order_on_device(stream_view preparing) {
             {unsorted, count(), setup_.table.row_count(), sorted_ids, positions, scratch_.part(parts.sort),
              parts.sort_bytes, sort_kernels::one, can_be_wrong ? memory : error_memory{}},
             stream);
-        transfer_.order = {sorted_ids, positions, count(), true};
+        transfer_.order = {.ids = sorted_ids, .positions = positions, .count = count(), .sorted = true};
         if (refuses_repeated) backend.refuse_repeated_rows(transfer_.order, unsorted, memory, stream);
     } else {
-        transfer_.order = {unsorted, nullptr, count(), false};
+        transfer_.order = {.ids = unsorted, .count = count()};
         if (can_be_wrong && !gather_checks())
             backend.check_rows(unsorted, count(), setup_.table.row_count(), memory, stream);
     }

@@ -1,13 +1,16 @@
 #pragma once
 
 #include <algorithm>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pinflow/rows.hpp"
+#include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
 
@@ -37,13 +40,16 @@ struct transfer_part {
     bool sorted = false;
     unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as the work fills
     std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces are not copied in place; 0: none
+    /// Copy engine, in the loader: smaller pieces of longer runs are read with pread, up to this many bytes
+    /// in a batch. Beyond that, rows with such pieces take the fallback.
+    std::uint64_t read_piece_bytes = 0;
 };
 
 /// Page-locking the mapped pages of an array while its rows are delivered.
 struct registration {
     bool is_required = false;  ///< loading fails if the pages cannot be registered
-    /// Rows wait for their pages. They are staged only if registration makes no progress for 1 s, or ends
-    /// without their pages.
+    /// Rows wait for their pages. They take the fallback only if registration makes no progress for
+    /// max_page_wait of the thresholds, or ends without their pages.
     bool is_awaited = false;
     /// Whether pages are registered even after their rows were staged.
     bool registers_rest = true;
@@ -70,6 +76,11 @@ struct transfer_plan {
         return found == parts.end() ? nullptr : &*found;
     }
 };
+
+/// A plan with one part, for all rows.
+inline transfer_plan only(const transfer_part& part, std::string reason) {
+    return {{part}, std::nullopt, std::nullopt, std::move(reason)};
+}
 
 /// The public name of how a call of a row exchange travels.
 row_route route_of(const transfer_plan& plan);

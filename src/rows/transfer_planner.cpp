@@ -3,11 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/device/pin_limits.hpp"
+#include "src/rows/route_plan.hpp"
 
 namespace pinflow::detail {
 
@@ -15,79 +16,65 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The default number of thread blocks: few, so that rows in flight are neighbours and most SMs stay free for
-/// other kernels.
-unsigned default_blocks(const call_facts& call, const link_profile& profile) {
-    if (!call.is_aligned) return busy_blocks(call, profile);
-    if (call.is_scatter && call.table_bytes > profile.large_table_bytes) return busy_blocks(call, profile);
-    const bool is_long = !call.is_scatter && call.row_bytes >= profile.min_long_bytes;
-    return is_long ? profile.long_gather_blocks : profile.usual_blocks;
-}
-
-/// Chooses the arrays to hold: small arrays of files beside a larger one, the smallest first.
-std::vector<bool> choose_held(const sample_facts& sample, std::span<const array_facts> arrays,
-                              const link_profile& profile) {
-    const auto size_of = [&](std::size_t i) { return saturated(arrays[i].row_bytes, arrays[i].row_count); };
-    std::vector<std::size_t> by_size(arrays.size());
-    std::iota(by_size.begin(), by_size.end(), std::size_t{0});
-    std::ranges::sort(by_size, {}, [&](auto i) { return std::pair(size_of(i), ~i); });
+/// Holds small arrays of files beside a larger one, the smallest first.
+void hold_small(const sample_facts& sample, std::span<sample_array> arrays) {
+    std::vector<sample_array*> by_size(arrays.size());
+    std::ranges::transform(arrays, by_size.begin(), [](sample_array& each) { return &each; });
+    std::ranges::sort(by_size, {}, [&](sample_array* each) {
+        return std::pair(each->facts.size_bytes(), &arrays.back() - each);
+    });
     by_size.pop_back();  // the largest array (of equal ones the first) is streamed
-    std::uint64_t left = profile.max_held_bytes;
+    std::uint64_t left = thresholds.max_held_bytes;
     if (sample.memory_bytes != 0) left = std::min(left, sample.memory_bytes / 4);  // most is for slots
-    std::vector<bool> held(arrays.size(), false);
-    for (const std::size_t i : by_size) {
-        if (!arrays[i].is_file_backed || size_of(i) > left) continue;
-        if (arrays[i].bytes_left < size_of(i) / 8) continue;  // most of its rows would never be delivered
-        held[i] = true;
-        left -= size_of(i);
+    for (sample_array* const each : by_size) {
+        const std::uint64_t size_bytes = each->facts.size_bytes();
+        if (!each->facts.is_file_backed || size_bytes > left) continue;
+        if (each->facts.bytes_left < size_bytes / 8) continue;  // most of its rows would never be delivered
+        each->plan = only({transfer::held}, "small: it is kept on the loader's device");
+        left -= size_bytes;
     }
-    return held;
 }
 
-/// Why rows of this array cannot travel like this; empty if they can.
-std::string reason_against(transfer how, const sample_facts& sample, const array_facts& array) {
+void refuse_impossible(transfer how, const sample_facts& sample, const array_facts& array) {
     if (how == transfer::read && !array.has_files)
-        return fmt::format("{} has no file to read from", array.name);
+        throw unsupported(fmt::format("{} has no file to read from", array.name));
     if (how == transfer::view && !sample.is_in_order)
-        return "a view of the mapping holds rows in the order of the file, so it needs the sequential order";
+        throw unsupported(
+            "a view of the mapping holds rows in the order of the file, so it needs the sequential order");
     const bool needs_mapping =
         how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
-    if (needs_mapping && !array.is_mapped) return fmt::format("{} {}", array.name, array.not_mapped_reason);
+    if (needs_mapping && !array.is_mapped)
+        throw unsupported(fmt::format("{} {}", array.name, array.not_mapped_reason));
     if (how == transfer::view && array.extent_count != 1)
-        return fmt::format("{} is not mapped in one piece in its delivered form", array.name);
-    return {};
+        throw unsupported(fmt::format("{} is not mapped in one piece in its delivered form", array.name));
 }
 
 /// How pages are registered while their rows are delivered; nothing if that is not worth it.
-std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array,
-                                              const link_profile& profile) {
-    const auto size_bytes = static_cast<double>(saturated(array.row_bytes, array.row_count));
+std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array) {
+    const auto size_bytes = static_cast<double>(array.size_bytes());
     const auto bytes_left = static_cast<double>(array.bytes_left);
-    const double stage_gbps = std::min(profile.stage_gbps_per_core * sample.cores, profile.max_stage_gbps);
+    const double stage_gbps =
+        std::min(thresholds.stage_gbps_per_core * sample.cores, thresholds.max_stage_gbps);
     const bool comes_again = bytes_left > size_bytes;
     // for a single pass, many cores stage rows at the rate of the link, and registration would slow them down
-    if (!comes_again && stage_gbps >= profile.max_stage_gbps) return std::nullopt;
+    if (!comes_again && stage_gbps >= thresholds.max_stage_gbps) return std::nullopt;
     if (!sample.is_in_order) {
         // in random order, registration helps once about half of the pages are registered
-        const bool is_over_before = bytes_left / stage_gbps < size_bytes / profile.register_gbps / 2;
+        const bool is_over_before = bytes_left / stage_gbps < size_bytes / thresholds.register_gbps / 2;
         return is_over_before ? std::nullopt : std::optional(registration{});
     }
     // pieces are registered ahead of the reader; with one or two cores, rows wait for late pieces
-    const bool is_awaited = sample.cores <= profile.registering_cores;
+    const bool is_awaited = sample.cores <= thresholds.registering_cores;
     return registration{.is_awaited = is_awaited,
                         .registers_rest = is_awaited || comes_again,
-                        .piece_bytes = profile.piece_bytes};
-}
-
-transfer_plan only(transfer_part part, std::string reason) {
-    return {{part}, std::nullopt, std::nullopt, std::move(reason)};
+                        .piece_bytes = thresholds.piece_bytes};
 }
 
 transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array) {
     if (sample.requested == transfer::view)
-        return only({transfer::view},
-                    "requested: batches are views of the mapping; reading lost pages of a truncated file "
-                    "raises SIGBUS");
+        return only(
+            {transfer::view},
+            "requested: batches are views of the mapping; lost pages of a truncated file raise SIGBUS");
     if (sample.requested == transfer::staged)
         return only({transfer::staged}, "requested: rows pass through a staging buffer, as for a GPU");
     if (sample.requested == transfer::read)
@@ -108,23 +95,20 @@ std::uint64_t rows_together(const sample_facts& sample, const array_facts& array
     return std::max<std::uint64_t>(1, sample.batch_rows * rows / (sample.batch_rows + rows));
 }
 
-transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
-                           const link_profile& profile) {
-    const bool sorts = !sample.is_in_order && array.row_bytes < profile.min_unsorted_bytes &&
-                       saturated(array.row_bytes, array.row_count) > profile.covered_bytes;
-    const call_facts gather{.is_aligned = array.is_aligned,
-                            .row_bytes = array.row_bytes,
-                            .table_bytes = saturated(array.row_bytes, array.row_count),
-                            .not_reached_reason = {}};
-    const transfer_part kernel{transfer::kernel, 1, sorts, default_blocks(gather, profile)};
+transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array) {
+    const bool sorts = !sample.is_in_order && array.row_bytes < thresholds.min_unsorted_bytes &&
+                       array.size_bytes() > thresholds.covered_bytes;
+    const call_facts gather{
+        .is_aligned = array.is_aligned, .row_bytes = array.row_bytes, .table_bytes = array.size_bytes()};
+    const transfer_part kernel{.how = transfer::kernel, .sorted = sorts, .blocks = default_blocks(gather)};
     const transfer_part engine{.how = transfer::copy_engine,
-                               .min_piece_bytes = array.has_any_file ? profile.min_copied_bytes : 0};
+                               .min_piece_bytes = array.has_any_file ? thresholds.min_copied_bytes : 0,
+                               .read_piece_bytes = thresholds.short_pieces_bytes};
     if (sample.requested == transfer::kernel || sample.requested == transfer::copy_engine) {
-        const bool by_kernel = sample.requested == transfer::kernel;
-        transfer_plan plan =
-            only(by_kernel ? kernel : engine, "requested: the device reads the mapped pages");
+        transfer_plan plan = only(sample.requested == transfer::kernel ? kernel : engine,
+                                  "requested: the device reads the mapped pages");
         plan.pages = {.is_required = true, .is_awaited = true};
-        if (!by_kernel && array.has_any_file) plan.fallback = transfer::staged;
+        if (plan.main() == transfer::copy_engine && array.has_any_file) plan.fallback = transfer::staged;
         return plan;
     }
     if (sample.requested == transfer::read)
@@ -132,18 +116,17 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     const transfer staged = array.is_decoded ? transfer::decode : transfer::staged;
     if (sample.requested)
         return only({staged}, "requested: rows are gathered into a staging buffer, then copied");
-    if (saturated(array.row_bytes, array.row_count) == 0) return only({staged}, "there are no bytes to move");
+    if (array.size_bytes() == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({staged}, fmt::format("{} {}", array.name, array.not_mapped_reason));
-    if (array.row_bytes <= profile.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
+    if (array.row_bytes <= thresholds.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
         return only({staged}, "the CPU gathers rows this small as fast as it lists their addresses");
-    const bool by_engine = rows_together(sample, array) * array.row_bytes >= profile.min_engine_bytes;
-    const bool reads = by_engine && array.has_files && sample.cores >= profile.min_reading_cores;
-    const std::optional<registration> pages = plan_registration(sample, array, profile);
-    if (!pages) {
+    const bool by_engine = rows_together(sample, array) * array.row_bytes >= thresholds.min_engine_bytes;
+    const bool reads = by_engine && array.has_files && sample.cores >= thresholds.min_reading_cores;
+    const std::optional<registration> pages = plan_registration(sample, array);
+    if (!pages)
         return only({reads ? transfer::read : staged},
                     "the rows that are left to deliver travel as fast without registered pages");
-    }
     transfer_plan plan = by_engine ? only(engine, "the copy engine reads the mapped pages")
                                    : only(kernel, "the device gathers small pieces from the mapped pages");
     plan.pages = pages;
@@ -151,140 +134,166 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array,
     return plan;
 }
 
+/// Marks the arrays whose rows pass through shared staging buffers: of a GPU, if an array has long batches
+/// and all arrays can. Otherwise slots need staging memory anyway.
+staging_plan share_buffers(const sample_facts& sample, std::span<sample_array> arrays) {
+    const staging_plan buffers{
+        std::min<std::size_t>(std::size_t{2} * sample.cores, thresholds.max_staging_buffers),
+        thresholds.staging_buffer_bytes};
+    bool has_long_batches = false;
+    for (const auto& [source, array, plan, offset_bytes] : arrays) {
+        if (plan.main() == transfer::held) continue;
+        // of the copy engine's rows those whose pages are not registered yet; kernels read such rows in slots
+        const bool is_engine =
+            plan.main() == transfer::copy_engine && plan.fallback && plan.pages && !plan.pages->is_required;
+        const bool is_cpu = plan.main() == transfer::staged || plan.main() == transfer::read;
+        if ((!is_engine && !is_cpu) || array.row_bytes > buffers.buffer_bytes) return {};
+        const std::uint64_t batch_rows = std::min(sample.batch_rows, array.row_count);
+        if (saturated(array.row_bytes, batch_rows) >= thresholds.min_buffered_bytes) has_long_batches = true;
+    }
+    if (sample.on_host || !has_long_batches || buffers.size_bytes() > sample.max_staging_bytes) return {};
+    for (sample_array& each : arrays)
+        each.plan.is_buffered = each.plan.main() != transfer::held;
+    return buffers;
+}
+
 }  // namespace
 
-std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
-                                       const link_profile& profile) {
-    const std::vector<bool> held = choose_held(sample, arrays, profile);
-    std::vector<transfer_plan> plans;
-    for (std::size_t i = 0; i < arrays.size(); ++i) {
-        if (held[i] && sample.requested != transfer::view) {
-            plans.push_back(only({transfer::held}, "small: it is kept on the loader's device"));
-            continue;
-        }
-        const std::string refusal =
-            sample.requested ? reason_against(*sample.requested, sample, arrays[i]) : "";
-        if (!refusal.empty()) throw unsupported(refusal);
-        plans.push_back(sample.on_host ? plan_on_host(sample, arrays[i])
-                                       : plan_on_cuda(sample, arrays[i], profile));
+staging_plan plan_sample(const sample_facts& sample, std::span<sample_array> arrays) {
+    if (sample.requested != transfer::view) hold_small(sample, arrays);
+    for (sample_array& each : arrays) {
+        if (!each.plan.parts.empty()) continue;  // held
+        if (sample.requested) refuse_impossible(*sample.requested, sample, each.facts);
+        each.plan = sample.on_host ? plan_on_host(sample, each.facts) : plan_on_cuda(sample, each.facts);
     }
-    return plans;
+    return share_buffers(sample, arrays);
+}
+
+row_access plan_access(const access_facts& rows) noexcept {
+    if (!rows.is_mapped) return row_access::source;
+    if (!rows.is_file_backed) return row_access::memory;
+    return rows.is_guarded && !rows.waited_lately ? row_access::memory : row_access::source;
 }
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
 
 namespace {
 
-/// The plan for a route, with the settings of the options.
-transfer_plan plan_of(row_route route, bool sorted, const call_facts& call, const link_profile& profile,
-                      std::string reason = {}) {
-    const unsigned blocks = call.blocks != 0 ? call.blocks : default_blocks(call, profile);
-    const double share = call.staged_share != 0 ? call.staged_share : profile.default_staged_share;
-    if (route == row_route::copy) return only({transfer::copy_engine}, std::move(reason));
-    if (route == row_route::staged) return only({transfer::staged, 1, sorted}, std::move(reason));
-    transfer_plan plan = only({transfer::kernel, 1, sorted, blocks}, std::move(reason));
-    if (route != row_route::hybrid) return plan;
-    plan.parts.front().share = 1 - share;
-    plan.parts.push_back({transfer::staged, share, sorted});
-    return plan;
+/// What the options, the device or the kind of table determine; nothing if there is a choice.
+std::optional<call_route> forced_choice(const call_facts& call) {
+    const auto forced = [&](row_route route, std::string_view reason) {
+        const bool sorts = route == row_route::direct && call.row_bytes < thresholds.min_long_bytes;
+        return call_route{.route = route, .reason = std::string(reason), .is_sorted = sorts};
+    };
+    if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
+        return forced(
+            row_route::direct,
+            "a kernel gathers rows of files: CUDA may copy short rows with the CPU, which faults if "
+            "the file is truncated");
+    if (call.requested != row_route::automatic) return forced(call.requested, "requested in the options");
+    if (!call.not_reached_reason.empty()) return forced(row_route::staged, call.not_reached_reason);
+    if (call.on_host && call.is_file_backed)
+        return forced(row_route::staged,
+                      "the file may be truncated at any time, so the CPU copies its rows under the fault "
+                      "guard, or reads them");
+    if (call.on_host) return call_route{row_route::direct, "the host device copies rows directly"};
+    if (call.table_bytes == 0) return forced(row_route::direct, "the table has no bytes");
+    return std::nullopt;
 }
 
-/// Whether rows of a route that was not measured are sorted.
-bool sorts(row_route route, const call_facts& call, const link_profile& profile) {
-    return call.is_scatter || route == row_route::hybrid ||
-           (route == row_route::direct && call.row_bytes < profile.min_long_bytes);
+/// The choice if nothing was measured.
+call_route choice_by_sizes(const call_facts& call) {
+    const bool are_short = call.row_bytes < thresholds.min_unsorted_bytes;
+    const bool can_stage = call.can_stage && !call.is_file_backed && tries_staging(call);
+    if (are_short && can_stage && call.table_bytes > thresholds.huge_table_bytes &&
+        call.threads >= thresholds.min_staging_threads) {
+        return {call.is_scatter ? row_route::staged : row_route::hybrid,
+                "not measured: kernels are slow with short rows of a table this large"};
+    }
+    if (call.is_scatter) return {row_route::direct, "not measured: kernels scatter in place"};
+    if (call.ids == ids_in::host_memory && !call.is_file_backed &&
+        call.row_bytes >= thresholds.min_engine_bytes)
+        return {row_route::copy, "not measured: the copy engine copies long rows"};
+    if (!are_short || call.table_bytes <= thresholds.covered_bytes)
+        return {row_route::direct, "not measured: kernels read these rows as fast in any order"};
+    if (saturated(call.row_bytes, call.count) < thresholds.min_sorted_bytes)
+        return {row_route::direct, "not measured: sorting so few bytes takes longer than it saves"};
+    return {.reason = "not measured: kernels read short rows in the order of their addresses",
+            .is_sorted = true};
 }
 
 }  // namespace
 
-unsigned busy_blocks(const call_facts& call, const link_profile& profile) noexcept {
-    if (call.row_bytes >= profile.min_long_bytes) return profile.busy_long_blocks;
-    return call.table_bytes > profile.large_table_bytes ? profile.busy_large_blocks : profile.busy_blocks;
+bool has_choice(const call_facts& call) {
+    return !forced_choice(call).has_value();
 }
 
-std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile) {
-    const auto plan = [&](row_route route, std::string_view reason) {
-        return plan_of(route, sorts(route, call, profile), call, profile, std::string(reason));
-    };
-    if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
-        return plan(row_route::direct,
-                    "a kernel gathers rows of files: CUDA may copy short rows with the CPU, which faults if "
-                    "the file is truncated");
-    if (call.requested != row_route::automatic) return plan(call.requested, "requested in the options");
-    if (!call.not_reached_reason.empty()) return plan(row_route::staged, call.not_reached_reason);
-    if (call.on_host && call.is_file_backed)
-        return plan(
-            row_route::staged,
-            "the file may be truncated at any time, so the CPU copies its rows under the fault guard, or "
-            "reads them");
-    if (call.on_host)
-        return plan_of(row_route::direct, call.is_scatter, call, profile,
-                       "the host device copies rows directly");
-    if (call.table_bytes == 0) return plan(row_route::direct, "the table has no bytes");
-    return std::nullopt;
+rated_plan plan_call(const call_facts& call, std::optional<rated_plan> measured) {
+    if (std::optional<call_route> forced = forced_choice(call)) return {plan_of(*std::move(forced), call)};
+    const bool is_possible = measured && (call.can_stage || measured->plan.find(transfer::staged) == nullptr);
+    return is_possible ? *std::move(measured) : rated_plan{plan_of(choice_by_sizes(call), call)};
 }
 
-transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile) {
-    const bool are_short = call.row_bytes < profile.min_unsorted_bytes;
-    const bool can_stage = !call.is_file_backed && tries_staging(call, profile);
-    if (are_short && can_stage && call.table_bytes > profile.huge_table_bytes &&
-        call.threads >= profile.min_staging_threads) {
-        return plan_of(call.is_scatter ? row_route::staged : row_route::hybrid, true, call, profile,
-                       "not measured: kernels are slow with short rows of a table this large");
-    }
-    if (call.is_scatter)
-        return plan_of(row_route::direct, true, call, profile, "not measured: kernels scatter in place");
-    if (call.has_host_ids && !call.is_file_backed && call.row_bytes >= profile.min_engine_bytes)
-        return plan_of(row_route::copy, false, call, profile,
-                       "not measured: the copy engine copies long rows");
-    const bool order_matters = are_short && call.table_bytes > profile.covered_bytes;
-    const bool is_sorted = order_matters && saturated(call.row_bytes, call.count) >= profile.min_sorted_bytes;
-    return plan_of(row_route::direct, is_sorted, call, profile,
-                   is_sorted       ? "not measured: kernels read short rows in the order of their addresses"
-                   : order_matters ? "not measured: sorting so few bytes takes longer than it saves"
-                                   : "not measured: kernels read these rows as fast in any order");
-}
-
-bool tries_staging(const call_facts& call, const link_profile& profile) noexcept {
-    return call.staging_buffer_bytes >= profile.min_staging_bytes;
-}
-
-std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile) {
-    std::vector<transfer_plan> plans{plan_of(row_route::direct, false, call, profile),
-                                     plan_of(row_route::direct, true, call, profile)};
+std::vector<transfer_plan> gather_candidates(const call_facts& call) {
+    const bool has_host_ids = call.ids == ids_in::host_memory;
+    std::vector<transfer_plan> plans{plan_of({row_route::direct}, call), plan_of({.is_sorted = true}, call)};
     if (call.is_file_backed)
         return plans;  // CUDA may copy short rows with the CPU, which would fault on a truncated file
-    if (call.has_host_ids && call.row_bytes >= profile.min_copied_row_bytes)
-        plans.push_back(plan_of(row_route::copy, false, call, profile));
-    if (tries_staging(call, profile))
-        plans.push_back(plan_of(row_route::staged, !call.has_host_ids, call, profile));
+    if (has_host_ids && call.row_bytes >= thresholds.min_copied_row_bytes)
+        plans.push_back(plan_of({row_route::copy}, call));
+    if (tries_staging(call))
+        plans.push_back(plan_of({.route = row_route::staged, .is_sorted = !has_host_ids}, call));
     return plans;
 }
 
-transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
-                               const link_profile& profile) {
-    call_facts shared = call;
+transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps) {
     // the two share the link: the shares are chosen so that both finish at the same time
-    if (shared.staged_share == 0)
-        shared.staged_share = std::clamp(staged_gbps / (kernel_gbps + staged_gbps), 0.1, 0.6);
-    return plan_of(row_route::hybrid, true, shared, profile);
+    const double share = std::clamp(staged_gbps / (kernel_gbps + staged_gbps), 0.1, 0.6);
+    return plan_of({.route = row_route::hybrid, .staged_share = share}, call);
 }
 
-const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile) {
+const rated_plan& fastest(std::span<const rated_plan> measured) {
     const rated_plan* best = &measured.front();
     for (const rated_plan& each : measured)
-        if (each.gbps > best->gbps * profile.min_gain) best = &each;
+        if (each.gbps > best->gbps * thresholds.min_gain) best = &each;
     return *best;
 }
 
-rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
-                         const link_profile& profile) {
+rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link) {
     // the hybrid route gained only some percent, so it is not considered
-    const double direct = std::min(kernel_gbps * profile.direct_scatter_ratio, link);
-    const double staged = std::min(staged_gbps * profile.staged_scatter_ratio, link);
-    const bool stages = staged > direct * profile.min_gain;
-    return {plan_of(stages ? row_route::staged : row_route::direct, true, call, profile),
-            stages ? staged : direct};
+    const double direct = std::min(kernel_gbps * thresholds.direct_scatter_ratio, link);
+    const double staged = std::min(staged_gbps * thresholds.staged_scatter_ratio, link);
+    const bool stages = staged > direct * thresholds.min_gain;
+    return {plan_of({stages ? row_route::staged : row_route::direct}, call), stages ? staged : direct};
+}
+
+// ---- loads of tensors ------------------------------------------------------------------------------------
+
+transfer_plan plan_load(const load_facts& load) {
+    const transfer_part copied{transfer::copy_engine}, staged{transfer::staged};
+    const auto& requested = load.requested;
+    if (requested.size() == 1 && requested[0].how == transfer::copy_engine && !load.is_all_copyable)
+        throw unsupported(
+            "the route copy was requested, but some of the tensors must be decoded, cast or gathered, or are "
+            "too short for the copy engine; request auto, staged or both instead");
+    if (!requested.empty()) return {requested, std::nullopt, std::nullopt, "requested"};
+    if (load.copyable_bytes < thresholds.min_pinned_bytes) {
+        constexpr auto text =
+            "only {} can be copied from the pages of the files, and page-locking pays off from {} on";
+        return only(staged, fmt::format(text, in_binary_units(load.copyable_bytes),
+                                        in_binary_units(thresholds.min_pinned_bytes)));
+    }
+    if (!load.is_in_page_cache())
+        return only(staged,
+                    "the files are not in the page cache, and threads read them faster than page faults");
+    const bool in_memory = load.is_on_tmpfs();
+    const bool stages =
+        load.cores >= (in_memory ? thresholds.min_load_cores_on_tmpfs : thresholds.min_load_cores);
+    transfer_plan plan =
+        only(staged, fmt::format("{} threads read {} than pages of {} are page-locked", load.cores,
+                                 stages ? "faster" : "slower", in_memory ? "tmpfs" : "this file system"));
+    if (!stages) plan.parts.insert(plan.parts.begin(), copied);
+    return plan;
 }
 
 }  // namespace pinflow::detail

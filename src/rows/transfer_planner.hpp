@@ -1,18 +1,22 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "pinflow/row_source.hpp"
 #include "pinflow/rows.hpp"
-#include "src/rows/link_profile.hpp"
+#include "src/core/checked.hpp"
 #include "src/rows/transfer_plan.hpp"
 
 /// Decides how rows travel, with pure functions of facts. Nothing here measures or accesses a device or a
-/// file. The rules are in transfer_planner.cpp. A plan that `tune` measured is preferred to plan_by_sizes.
+/// file. Every rule is in transfer_planner.cpp, every threshold in link_profile.hpp.
 namespace pinflow::detail {
 
 // ---- the arrays of a sample ------------------------------------------------------------------------------
@@ -32,6 +36,18 @@ struct array_facts {
     bool has_any_file = false;      ///< some extent is in a file
     bool is_aligned = true;         ///< addresses and sizes of all rows are multiples of 16 bytes
     std::string not_mapped_reason;  ///< the end of a message that begins with `name`
+
+    std::uint64_t size_bytes() const noexcept { return saturated(row_bytes, row_count); }
+};
+
+/// One array of a loader's samples.
+struct sample_array {
+    std::shared_ptr<const row_source> source;  ///< not used by the planner
+    array_facts facts;
+    transfer_plan plan = {};         ///< written by plan_sample
+    std::uint64_t offset_bytes = 0;  ///< offset of its rows in a side of a slot
+
+    std::uint64_t row_bytes() const noexcept { return facts.row_bytes; }
 };
 
 /// Facts about a sample and the machine.
@@ -43,29 +59,60 @@ struct sample_facts {
     unsigned cores = 1;                                ///< threads that the loader may use
     bool is_guarded = false;                           ///< the fault guard is active
     std::uint64_t memory_bytes = 0;                    ///< memory that the loader may use; 0: the default
+    std::uint64_t max_staging_bytes = 0;               ///< the most for shared staging buffers
     std::optional<transfer> requested = std::nullopt;  ///< the transfer that the route option asks for
 };
 
-/// Makes one plan per array, in the order of the arrays. The largest array is never held.
+/// Staging buffers that all batches of a loader share.
+struct staging_plan {
+    std::size_t count = 0;
+    std::uint64_t buffer_bytes = 0;
+
+    std::uint64_t size_bytes() const noexcept { return count * buffer_bytes; }
+};
+
+/// Plans how the rows of each array travel. The largest array is never held.
+/// @return the staging buffers through which rows of arrays with plan.is_buffered pass; none if there are no
+/// such arrays.
 /// @throws unsupported if the requested transfer cannot work.
-std::vector<transfer_plan> plan_sample(const sample_facts& sample, std::span<const array_facts> arrays,
-                                       const link_profile& profile = {});
+staging_plan plan_sample(const sample_facts& sample, std::span<sample_array> arrays);
+
+/// How the CPU gets rows.
+enum class row_access : std::uint8_t {
+    memory,  ///< copied from the mapping
+    source,  ///< by row_source::read_rows
+};
+
+/// Facts about rows that the CPU is about to gather.
+struct access_facts {
+    bool is_mapped = false;  ///< some rows are mapped, and the plan does not ask for reads
+    bool is_file_backed = false;
+    bool is_guarded = false;     ///< this thread is under the fault guard
+    bool waited_lately = false;  ///< a read waited for storage, less than `reads_after_wait` reads ago
+};
+/// How the CPU gets these rows. Rows that then turn out not to be mapped, or to be lost, are read.
+row_access plan_access(const access_facts& rows) noexcept;
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
+
+/// Where the indices of a call are.
+enum class ids_in : std::uint8_t { host_memory, device_memory };
 
 /// Facts about a call. Borrows `not_reached_reason`.
 struct call_facts {
     bool is_scatter = false;
     bool on_host = false;
-    bool has_host_ids = true;
+    ids_in ids = ids_in::host_memory;
     bool is_aligned = true;       ///< rows of the table can be moved 16 bytes at a time
     bool is_file_backed = false;  ///< the table lies in a file, which may be truncated at any time
+    bool can_stage = true;        ///< there are staging buffers, or they can be made
     std::uint64_t count = 0;      ///< rows, of all batches together
     std::uint64_t row_bytes = 0;
     std::uint64_t table_bytes = 0;
     unsigned threads = 1;  ///< threads of the staged route
     std::uint64_t staging_buffer_bytes = 0;
-    std::string_view not_reached_reason;  ///< why the device cannot read the table in place; empty if it can
+    /// Why the device cannot read the table in place; empty if it can.
+    std::string_view not_reached_reason = {};
     // from the options
     row_route requested = row_route::automatic;
     std::uint64_t staging_bytes = 0;
@@ -73,33 +120,47 @@ struct call_facts {
     double staged_share = 0;
 };
 
-/// The plan that the options, the device or the kind of table determine.
-/// @return nothing if there is a choice: then the caller takes the measured plan, or plan_by_sizes if there
-/// is none.
-std::optional<transfer_plan> plan_call(const call_facts& call, const link_profile& profile = {});
-/// The plan for a call that was not measured.
-transfer_plan plan_by_sizes(const call_facts& call, const link_profile& profile = {});
-
 /// A plan and its rate in GB/s (1 GB is 1e9 bytes).
 struct rated_plan {
     transfer_plan plan;
     double gbps = 0;  ///< 0: not measured
 };
+
+/// Whether the caller, the device and the kind of table leave a choice, so that plans are worth measuring.
+bool has_choice(const call_facts& call);
+/// Plans a call: as the options, the device or the kind of table determine it; if they leave a choice, as
+/// measured; if nothing was measured, by sizes.
+/// @param measured the plan that was measured for such calls
+rated_plan plan_call(const call_facts& call, std::optional<rated_plan> measured = std::nullopt);
+
 /// The gather plans that are worth measuring: kernel unsorted, kernel sorted, then others.
-std::vector<transfer_plan> gather_candidates(const call_facts& call, const link_profile& profile = {});
+std::vector<transfer_plan> gather_candidates(const call_facts& call);
 /// The hybrid plan: kernel and staging at once, with shares by the rate that each reached alone.
-transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps,
-                               const link_profile& profile = {});
+transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps);
 /// Returns the fastest plan of `measured`, which must not be empty. A later plan replaces the best so far
-/// only if it is faster by `min_gain` of the profile.
-const rated_plan& fastest(std::span<const rated_plan> measured, const link_profile& profile = {});
+/// only if it is faster by `min_gain` of the thresholds.
+const rated_plan& fastest(std::span<const rated_plan> measured);
 /// Chooses the transfer of a scatter from the measured throughput of sorted gathers, by kernel and staged.
 /// `link` is the throughput of rows in order, which limits both. A rate of 0 means not measured.
-rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link,
-                         const link_profile& profile = {});
-/// Whether staging buffers of this size are large enough to be used.
-bool tries_staging(const call_facts& call, const link_profile& profile = {}) noexcept;
-/// Thread blocks for kernels that wait longer for each byte: unaligned rows, sums, scatters to large tables.
-unsigned busy_blocks(const call_facts& call, const link_profile& profile = {}) noexcept;
+rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link);
+
+// ---- loads of tensors ------------------------------------------------------------------------------------
+
+/// Facts about a load to a GPU. Each byte crosses once.
+struct load_facts {
+    std::uint64_t copyable_bytes = 0;  ///< bytes that the copy engine can read in the pages of the files
+    bool is_all_copyable = false;
+    unsigned cores = 1;  ///< that may read files
+    /// What the route option asks for; empty: a choice.
+    std::vector<transfer_part> requested = {};  // NOLINT(readability-redundant-member-init): g++ wants it
+    // asked only if they matter, because the answer takes system calls
+    std::function<bool()> is_in_page_cache;
+    std::function<bool()> is_on_tmpfs;
+};
+
+/// Plans a load. The parts of the plan are the copy engine, staged, or both: the copy engine then begins with
+/// the first units, staging with the last, until they meet.
+/// @throws unsupported if the copy engine alone was requested and cannot take everything.
+transfer_plan plan_load(const load_facts& load);
 
 }  // namespace pinflow::detail

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "pinflow/buffer.hpp"
+#include "src/rows/route_plan.hpp"
 
 namespace pinflow::detail {
 
@@ -128,7 +129,7 @@ rated_plan derive_scatter(const call_facts& call, const timed_gathers& gathers) 
     // sorted, as scatters are
     const auto forced = [&](row_route route) {
         gather.requested = route;
-        transfer_plan plan = *plan_call(gather);
+        transfer_plan plan = plan_call(gather).plan;
         plan.parts.front().sorted = true;
         return plan;
     };
@@ -150,7 +151,7 @@ struct measured_key {
     device_kind kind;
     int device;
     bool is_scatter;
-    bool host_ids;
+    ids_in ids;
     bool is_file_backed;
     bool is_aligned;
     std::uint64_t row_bytes;
@@ -169,7 +170,7 @@ measured_key key_of(const call_facts& call, const device& device) {
     return {.kind = device.kind(),
             .device = device.index(),
             .is_scatter = call.is_scatter,
-            .host_ids = call.has_host_ids,
+            .ids = call.ids,
             .is_file_backed = call.is_file_backed,
             .is_aligned = call.is_aligned,
             .row_bytes = call.row_bytes,
@@ -202,7 +203,7 @@ class known_plans {
         const std::lock_guard lock(mutex_);
         return std::ranges::any_of(plans_, [&](const auto& known) {
             key.is_scatter = known.first.is_scatter;
-            key.host_ids = known.first.host_ids;
+            key.ids = known.first.ids;
             key.count_magnitude = known.first.count_magnitude;
             return key == known.first && known.second.plan.find(transfer::staged) != nullptr;
         });

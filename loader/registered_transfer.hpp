@@ -1,0 +1,114 @@
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "loader/array_transfer.hpp"
+#include "loader/row_reader.hpp"
+#include "src/core/extent_index.hpp"
+
+namespace pinflow::detail {
+
+/// A transfer of an array whose pages are registered while its rows are delivered. The copy engine or a
+/// kernel reads rows of registered pages in place. The CPU gathers all other rows.
+class registered_transfer : public array_transfer {
+ public:
+    std::string reason() const override;
+    /// Until registration has finished, the planned transfer.
+    transfer main() const override;
+    bool needs_cpu() const override { return !pages_.all_registered(); }
+    const pinned_pages* pages() const override { return &pages_; }
+
+ protected:
+    /// Begins to register the pages, and waits for all of them if the plan requires them.
+    /// @throws as make_transfer.
+    registered_transfer(sample_array planned, const loader_setup& setup);
+
+    /// Rows `first` ... `first + count - 1` of a batch, contiguous at `rows` in `extent`. `rows` is null if
+    /// they are not mapped.
+    struct row_run {
+        const row_extent* extent;
+        std::size_t first;
+        std::size_t count;
+        const std::byte* rows;
+        bool is_registered;
+    };
+    /// Calls `take(row_run)` for all rows of a batch, in their order. A run has up to `max_rows` contiguous
+    /// rows of one extent that are all registered, or all not registered.
+    template <typename Take>
+    void for_runs_of(const slot& filling, std::size_t max_rows, Take take) {
+        const std::span<const std::uint64_t> ids = filling.row_ids;
+        const bool all_registered = pages_.all_registered();
+        for (std::size_t first = 0; first < ids.size();) {
+            const auto [extent, index] = extents_.find(ids[first]);
+            const std::size_t end =
+                first + std::min<std::uint64_t>({max_rows, ids.size() - first, extent->row_count - index});
+            std::size_t last = first + 1;
+            while (last < end && ids[last] == ids[last - 1] + 1)
+                ++last;
+            row_run run{extent, first, last - first, nullptr, false};
+            if (extent->data != nullptr) {
+                run.rows = extent->data + index * array().row_bytes();
+                run.is_registered = all_registered;
+            }
+            if (run.rows == nullptr || all_registered) {
+                take(run);
+            } else {
+                split_by_pages(run, take);
+            }
+            first = last;
+        }
+    }
+    /// Rows for the CPU to gather. If `target` is null, they pass through a staging buffer to `on_device`.
+    struct staged_rows {
+        std::span<const std::uint64_t> ids;
+        std::byte* target = nullptr;
+        std::byte* on_device = nullptr;
+    };
+    /// Counts staged bytes and adds the job.
+    void stage(slot& filling, slot_group& group, const staged_rows& rows);
+    void note_staged(std::uint64_t size_bytes) { staged_bytes_ += size_bytes; }
+    /// The address of the array's rows in the slot's staging side.
+    /// @throws unsupported if there is none, because the plan requires registered pages.
+    std::byte* host_rows(const slot& filling) const;
+    [[noreturn]] void refuse_unregistered() const;
+    const loader_setup& setup() const noexcept { return setup_; }
+
+ private:
+    transfer fallback() const { return array().plan.fallback.value_or(transfer::staged); }
+    void require_pages() const;
+    template <typename Take>
+    void split_by_pages(row_run rest, Take take) {
+        const std::uint64_t row_bytes = array().row_bytes();
+        if (array().plan.pages->is_awaited) {
+            await(rest.rows, rest.count * row_bytes);
+        } else if (setup_.is_in_order) {
+            pages_.set_reader_position(rest.rows);
+        }
+        while (rest.count > 0) {
+            const pin_run run = pages_.run_at(rest.rows, rest.count * row_bytes);
+            std::size_t count = run.size_bytes / row_bytes;
+            const bool is_registered = run.registered && count > 0;
+            // a partly registered row counts as not registered
+            if (!is_registered) count = run.registered ? 1 : (run.size_bytes + row_bytes - 1) / row_bytes;
+            take(row_run{rest.extent, rest.first, count, rest.rows, is_registered});
+            rest.first += count;
+            rest.count -= count;
+            rest.rows += count * row_bytes;
+        }
+    }
+    void await(const std::byte* data, std::uint64_t size_bytes);
+
+    loader_setup setup_;
+    extent_index extents_;
+    row_reader reader_;
+    std::atomic<std::uint64_t> staged_bytes_ = 0;
+    std::atomic<bool> stands_still_ = false;
+    pinned_pages pages_;
+};
+
+}  // namespace pinflow::detail
