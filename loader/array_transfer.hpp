@@ -45,7 +45,8 @@ class array_transfer {
     /// Prepares the transfer, once, before the first batch. Reads a held array, which may be slow.
     virtual void begin() {}
     /// Lists the work that gathers the rows of `filling` in its device side: jobs for the CPU, and copies
-    /// after them. Reads pieces that are too short for the copy engine at once.
+    /// after them. Pieces that are too short for the copy
+    /// engine are read immediately, on the calling thread.
     virtual void prepare(slot& filling, slot_group& group) = 0;
     /// Uploads the row lists that `enqueue` needs, and enqueues work that depends on them alone. `slots` are
     /// those of `enqueue`.

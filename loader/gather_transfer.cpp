@@ -20,7 +20,7 @@ class gather_transfer final : public registered_transfer {
         : registered_transfer(std::move(planned), setup),
           part_(array().plan.parts.front()),
           addresses_(setup.slot_count, setup.max_slot_rows, setup.allocator),
-          missing_ids_(setup.slot_count),
+          unregistered_ids_(setup.slot_count),
           is_copied_(setup.slot_count) {
         if (!part_.sorted) return;
         const std::uint64_t row_count = setup.slot_count * setup.max_slot_rows;
@@ -28,8 +28,8 @@ class gather_transfer final : public registered_transfer {
         positions_ = setup.allocator.allocate(row_count * sizeof(std::uint32_t));
         const auto extents = array().source->extents();
         const auto [low, high] = std::ranges::minmax_element(extents, {}, &row_extent::data);
-        const auto last_rows_bytes = high->row_count * array().row_bytes();
-        address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_rows_bytes;
+        const auto last_extent_bytes = high->row_count * array().row_bytes();
+        address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_extent_bytes;
         const std::uint64_t max_run_rows =
             std::min<std::uint64_t>(setup.slot_count, row_parts::max) * setup.max_slot_rows;
         scratch_ = setup.allocator.allocate(
@@ -40,21 +40,22 @@ class gather_transfer final : public registered_transfer {
         const std::uint64_t row_bytes = array().row_bytes();
         if (row_bytes == 0 || filling.row_ids.empty()) return;
         const std::span<std::uint64_t> addresses = addresses_.of(filling);
-        std::vector<std::uint64_t>& missing = missing_ids_[filling.index];
-        missing.clear();
+        std::vector<std::uint64_t>& unregistered = unregistered_ids_[filling.index];
+        unregistered.clear();
         for_runs_of(filling, 1, [&](const row_run& row) {
             const std::byte* data = row.rows;
             if (!row.is_registered) {
-                data = host_rows(filling) + missing.size() * row_bytes;
-                missing.push_back(filling.row_ids[row.first]);
+                data = host_rows(filling) + unregistered.size() * row_bytes;
+                unregistered.push_back(filling.row_ids[row.first]);
             }
             addresses[row.first] = reinterpret_cast<std::uintptr_t>(data);
         });
-        if (!missing.empty()) stage(filling, group, {.ids = missing, .target = host_rows(filling)});
+        if (!unregistered.empty()) stage(filling, group, {.ids = unregistered, .target = host_rows(filling)});
         // if no row is registered, the rows are copied, without a kernel that reads the staging side
-        is_copied_[filling.index] = missing.size() == filling.row_ids.size() ? 1 : 0;
+        is_copied_[filling.index] = unregistered.size() == filling.row_ids.size() ? 1 : 0;
         if (is_copied_[filling.index] != 0)
-            group.copies.push_back({device_rows(filling), host_rows(filling), missing.size() * row_bytes});
+            group.copies.push_back(
+                {device_rows(filling), host_rows(filling), unregistered.size() * row_bytes});
     }
 
     bool enqueue_lists(std::span<slot* const> slots, stream_view lists) override {
@@ -116,10 +117,10 @@ class gather_transfer final : public registered_transfer {
 
     transfer_part part_;
     row_list addresses_;
-    std::vector<std::vector<std::uint64_t>> missing_ids_;  ///< for each slot
+    std::vector<std::vector<std::uint64_t>> unregistered_ids_;  ///< for each slot
     /// For each slot: whether all its rows are staged, and copied by the copy engine.
     std::vector<std::uint8_t> is_copied_;
-    // of sorted lists
+    // to sort the lists
     device_buffer sorted_;
     device_buffer positions_;
     device_buffer scratch_;

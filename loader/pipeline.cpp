@@ -119,14 +119,14 @@ void loader::pipeline::plan(std::vector<std::shared_ptr<const row_source>> sourc
     if (!sample.on_host && std::ranges::any_of(arrays, is_held))
         setup.held = std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocator);
     for (detail::sample_array& each : arrays)
-        arrays_.push_back(detail::make_transfer(std::move(each), setup));
+        transfers_.push_back(detail::make_transfer(std::move(each), setup));
     allocation_stream.synchronize();  // from here on, any stream may use the memory
     if (staging.count > 0) buffers_.emplace(options_.device, staging.count, staging.buffer_bytes);
     // the most groups that can be in flight
     std::size_t max_groups = std::max<std::size_t>(2, sizes.count / group_size_);
     if (groups.max_filled != 0) max_groups = std::min<std::size_t>(max_groups, groups.max_filled);
-    stages_.emplace(detail::stages::parts{*pool_, schedule_, *options_.sampler, arrays_, checks_, setup.held,
-                                          buffers_ ? &*buffers_ : nullptr},
+    stages_.emplace(detail::stages::parts{*pool_, schedule_, *options_.sampler, transfers_, checks_,
+                                          setup.held, buffers_ ? &*buffers_ : nullptr},
                     max_groups);
 }
 
@@ -159,7 +159,7 @@ std::shared_ptr<detail::slot_lease> loader::pipeline::next(detail::lease_when wh
 
 unsigned loader::pipeline::wanted_threads() const noexcept {
     detail::work_facts work;
-    for (const auto& array : arrays_) {
+    for (const auto& array : transfers_) {
         work.needs_cpu = work.needs_cpu || array->needs_cpu();
         work.registers = work.registers || (array->pages() != nullptr && !array->pages()->finished());
     }
@@ -217,7 +217,7 @@ loader_report loader::pipeline::report() const {
     const bool on_host = device().kind() == device_kind::host;
     loader_report report;
     std::optional<std::uint64_t> max_row_bytes;
-    for (const auto& each : arrays_) {
+    for (const auto& each : transfers_) {
         const std::uint64_t row_bytes = each->array().row_bytes();
         report.arrays.push_back({each->array().facts.name, std::string(to_string(each->main())),
                                  each->reason(), collected.rows * row_bytes});

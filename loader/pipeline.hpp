@@ -72,7 +72,7 @@ class loader::pipeline {
     std::size_t group_size_ = 1;    ///< batches that are filled together
     std::string slots_reason_;      ///< as loader_report's
     std::shared_ptr<detail::slot_pool> pool_;
-    std::vector<std::unique_ptr<detail::array_transfer>> arrays_;
+    std::vector<std::unique_ptr<detail::array_transfer>> transfers_;
     detail::file_checks checks_;
     std::optional<detail::staging_buffers> buffers_;
     std::optional<detail::stages> stages_;  ///< its streams finish their copies before members above go

@@ -31,11 +31,11 @@ class registered_transfer : public array_transfer {
     /// Rows `first` ... `first + count - 1` of a batch, contiguous at `rows` in `extent`. `rows` is null if
     /// they are not mapped.
     struct row_run {
-        const row_extent* extent;
-        std::size_t first;
-        std::size_t count;
-        const std::byte* rows;
-        bool is_registered;
+        const row_extent* extent = nullptr;
+        std::size_t first = 0;
+        std::size_t count = 0;
+        const std::byte* rows = nullptr;
+        bool is_registered = false;
     };
     /// Calls `take(row_run)` for all rows of a batch, in their order. A run has up to `max_rows` contiguous
     /// rows of one extent that are all registered, or all not registered.
@@ -50,7 +50,7 @@ class registered_transfer : public array_transfer {
             std::size_t last = first + 1;
             while (last < end && ids[last] == ids[last - 1] + 1)
                 ++last;
-            row_run run{extent, first, last - first, nullptr, false};
+            row_run run{.extent = extent, .first = first, .count = last - first};
             if (extent->data != nullptr) {
                 run.rows = extent->data + index * array().row_bytes();
                 run.is_registered = all_registered;
@@ -95,7 +95,10 @@ class registered_transfer : public array_transfer {
             const bool is_registered = run.registered && count > 0;
             // a partly registered row counts as not registered
             if (!is_registered) count = run.registered ? 1 : (run.size_bytes + row_bytes - 1) / row_bytes;
-            take(row_run{rest.extent, rest.first, count, rest.rows, is_registered});
+            row_run next = rest;
+            next.count = count;
+            next.is_registered = is_registered;
+            take(next);
             rest.first += count;
             rest.count -= count;
             rest.rows += count * row_bytes;

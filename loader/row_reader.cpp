@@ -51,18 +51,20 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
       source_reports_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
 std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
-    // if a test simulates storage with a hook, use reads, because only reads call the hook
-    const row_access access =
-        plan_access({.is_mapped = is_mapped_ && row_size_bytes_ != 0,
-                     .is_file_backed = is_file_backed_,
-                     .is_guarded = is_guarded_thread() && !system::hook_is_installed(),
-                     .waited_lately = reads_left_.load(std::memory_order_relaxed) != 0});
-    if (access == row_access::source) return read_from_source(ids, destination);
+    access_facts rows{.is_mapped = is_mapped_ && row_size_bytes_ != 0,
+                      .is_file_backed = is_file_backed_,
+                      .has_waited_lately = reads_left_.load(std::memory_order_relaxed) != 0};
+    // Asked only if it matters, because the answer takes a system call. If a test simulates storage with a
+    // hook, use reads, because only reads call the hook.
+    if (rows.is_mapped && rows.is_file_backed && !rows.has_waited_lately)
+        rows.can_be_guarded = is_guarded_thread() && !system::hook_is_installed();
+    if (plan_access(rows) == row_access::source) return read_from_source(ids, destination);
     const bool may_wait = is_file_backed_;
     const long faults_before = may_wait ? storage_faults() : 0;
     std::optional<blocked_timer> timer;
     if (may_wait) timer.emplace();
-    // a row that is not mapped, or was lost with a part of its file, is read: that reports it as an error
+    // a row that is not mapped is read; so is a row that was lost with a part of its file, and the read
+    // throws
     if (!copy(ids, destination)) return read_from_source(ids, destination);
     if (!may_wait || storage_faults() == faults_before) return {};
     reads_left_.store(thresholds.reads_after_wait, std::memory_order_relaxed);

@@ -16,7 +16,7 @@ namespace pinflow::detail {
 
 /// Gathers rows of one array into host memory, for the transfers in which the CPU does that. Thread-safe.
 ///
-/// plan_access says for each call whether rows are copied from the mapping or read.
+/// plan_access says for each `read` whether rows are copied from the mapping or read.
 class row_reader {
  public:
     /// @param access `source`: rows are never copied from the mapping
@@ -43,7 +43,7 @@ class row_reader {
     bool is_mapped_;             ///< some rows are mapped, and `access` is memory
     bool is_file_backed_;        ///< pages may be lost, or not in memory
     bool source_reports_waits_;  ///< otherwise this reader measures them
-    /// How many more reads in a row must not wait for storage before rows are copied again.
+    /// How many more consecutive reads must not wait for storage before rows are copied again.
     mutable std::atomic<int> reads_left_ = 0;
 };
 

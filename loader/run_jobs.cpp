@@ -29,11 +29,11 @@ class fill_tasks {
             cut(job);
         // small parts share one task
         for (std::size_t first = 0; first < parts_.size();) {
-            const bool buffered = parts_[first].is_buffered();
-            std::uint64_t bytes = parts_[first].size_bytes();
+            const read_job& begin = parts_[first];
+            std::uint64_t bytes = begin.size_bytes();
             std::size_t last = first + 1;
-            while (last < parts_.size() && parts_[last].is_buffered() == buffered &&
-                   bytes + parts_[last].size_bytes() <= task_bytes(buffered))
+            while (last < parts_.size() && parts_[last].is_buffered() == begin.is_buffered() &&
+                   bytes + parts_[last].size_bytes() <= task_bytes(begin))
                 bytes += parts_[last++].size_bytes();
             tasks_.emplace_back(parts_.data() + first, last - first);
             first = last;
@@ -43,10 +43,13 @@ class fill_tasks {
     std::span<const read_job> operator[](std::size_t i) const noexcept { return tasks_[i]; }
 
  private:
-    std::uint64_t task_bytes(bool buffered) const { return buffered ? buffer_bytes_ : bytes_of_fill_task; }
+    /// The most bytes of a task that begins with this job.
+    std::uint64_t task_bytes(const read_job& job) const {
+        return job.is_buffered() ? buffer_bytes_ : bytes_of_fill_task;
+    }
     void cut(const read_job& job) {
         const std::uint64_t row_bytes = std::max<std::uint64_t>(1, job.reader->source().row_size_bytes());
-        const std::size_t rows = std::max<std::uint64_t>(1, task_bytes(job.is_buffered()) / row_bytes);
+        const std::size_t rows = std::max<std::uint64_t>(1, task_bytes(job) / row_bytes);
         for (std::size_t first = 0; first < job.ids.size(); first += rows)
             parts_.push_back(job.part(first, std::min(rows, job.ids.size() - first)));
     }

@@ -33,7 +33,7 @@ struct slot_layout {
     std::uint64_t row_count = 0;  ///< rows of the largest batch
     std::uint64_t side_bytes = 0;
 };
-/// Sets the offset of each array.
+/// Sets the offset of each array, and returns the layout of a slot.
 /// @throws invalid_argument if a batch is too large for 64 bits.
 slot_layout lay_out(std::span<sample_array> arrays, const loader_options& options);
 
@@ -49,7 +49,7 @@ slot_budget find_budget(const loader_options& options);
 sample_facts facts_of_sample(const loader_options& options, const slot_layout& layout,
                              const slot_budget& budget, unsigned threads);
 
-/// Chooses the number of slots, as the memory allows, and the sides that these plans need.
+/// Chooses the number of slots, as the memory allows, and the sides that the plans of `arrays` need.
 /// @throws invalid_argument if `options.slots` slots (2 if it is 0) exceed the memory set in the options, or
 /// if the size of all slots exceeds 64 bits.
 /// @throws system_failure if they exceed the available memory.

@@ -52,8 +52,8 @@ stages::stages(const parts& what, std::size_t max_groups)
 }
 
 void stages::begin() {
-    for (const auto& array : what_.arrays)
-        array->begin();
+    for (const auto& transfer : what_.transfers)
+        transfer->begin();
 }
 
 bool stages::run_one(std::size_t count) {
@@ -211,19 +211,19 @@ void stages::fill(slot_group& group) {
 
 void stages::prepare(slot& slot, slot_group& group) {
     if (what_.held) what_.held->prepare(slot);
-    for (const auto& array : what_.arrays)
-        array->prepare(slot, group);
+    for (const auto& transfer : what_.transfers)
+        transfer->prepare(slot, group);
     show_arrays(slot);
 }
 
 /// Sets the views of the arrays. They are mostly the same as for the slot's last batch.
 void stages::show_arrays(slot& slot) const {
-    const auto is_shown = [&](const array_view& view, const auto& array) {
-        return view.data() == array->data_of(slot) && view.shape()[0] == slot.row_ids.size();
+    const auto is_shown = [&](const array_view& view, const auto& transfer) {
+        return view.data() == transfer->data_of(slot) && view.shape()[0] == slot.row_ids.size();
     };
-    if (std::ranges::equal(slot.arrays, what_.arrays, is_shown)) return;
+    if (std::ranges::equal(slot.arrays, what_.transfers, is_shown)) return;
     slot.arrays.clear();
-    for (const auto& each : what_.arrays) {
+    for (const auto& each : what_.transfers) {
         const row_source& source = *each->array().source;
         shape_vector shape = source.row_shape();
         shape.insert(shape.begin(), slot.row_ids.size());
@@ -293,8 +293,8 @@ void stages::deliver(slot_group& group) {
 /// @return whether kernels will gather rows by these lists.
 bool stages::enqueue_lists(std::span<slot* const> slots) {
     bool has_lists = false;
-    for (const auto& array : what_.arrays)
-        has_lists = array->enqueue_lists(slots, lists_) || has_lists;
+    for (const auto& transfer : what_.transfers)
+        has_lists = transfer->enqueue_lists(slots, lists_) || has_lists;
     if (what_.held) what_.held->enqueue(slots, lists_);
     if (has_lists) lists_done_.record(lists_);
     return has_lists;
@@ -340,8 +340,8 @@ void stages::enqueue(std::span<slot* const> slots, slot_group& group) {
             kernels.view().wait(copies_.done);
         }
         kernels.view().wait(lists_done_);
-        for (const auto& array : what_.arrays)
-            array->enqueue(slots, kernels);
+        for (const auto& transfer : what_.transfers)
+            transfer->enqueue(slots, kernels);
         mark->record(kernels);
     } else if (what_.held) {
         // without a stream that waits for both: it would poll across the link

@@ -41,7 +41,7 @@ class stages {
         slot_pool& pool;
         const schedule& order;
         const pinflow::sampler& sampler;
-        std::span<const std::unique_ptr<array_transfer>> arrays;
+        std::span<const std::unique_ptr<array_transfer>> transfers;
         file_checks& checks;
         std::shared_ptr<const device_held> held;  ///< null if there are none
         staging_buffers* buffers = nullptr;       ///< null if no array's rows pass through them

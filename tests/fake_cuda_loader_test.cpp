@@ -81,13 +81,22 @@ class locking_backend final : public fake_cuda_backend {
     std::optional<std::size_t> min_copy_of(std::span<const std::byte> pages) const {
         std::optional<std::size_t> min_bytes;
         for (const std::span<const std::byte> each : copied_) {
-            if (each.data() < pages.data() || each.data() >= pages.data() + pages.size()) continue;
-            min_bytes = std::min(min_bytes.value_or(each.size()), each.size());
+            if (is_in(pages, each)) min_bytes = std::min(min_bytes.value_or(each.size()), each.size());
         }
         return min_bytes;
     }
+    /// The bytes that were copied from these pages. Must not be called while copies are enqueued.
+    std::uint64_t bytes_copied_from(std::span<const std::byte> pages) const {
+        std::uint64_t bytes = 0;
+        for (const std::span<const std::byte> each : copied_)
+            bytes += is_in(pages, each) ? each.size() : 0;
+        return bytes;
+    }
 
  private:
+    static bool is_in(std::span<const std::byte> pages, std::span<const std::byte> copy) {
+        return copy.data() >= pages.data() && copy.data() < pages.data() + pages.size();
+    }
     /// Notes the copies, cut as the CUDA backend cuts them.
     void note_copies(std::span<const copy_range> ranges) {
         std::vector<copy_range> pieces;
@@ -366,6 +375,36 @@ TEST_CASE("fake CUDA loader: the copy engine copies no piece below 32 KiB of a f
                 }
             }
         }
+    }
+}
+
+TEST_CASE(
+    "fake CUDA loader: if a batch has too many short pieces at edges, the rest of their rows are staged") {
+    const temporary_folder folder;
+    constexpr std::uint64_t short_pieces_bytes = 32 << 10;
+    constexpr std::uint64_t row_count = 160;
+    // rows of 96,000 bytes, and pieces of 1 MiB: ten of fifteen edges cut off less than 32 KiB
+    const numbered_file file(folder, "rows.npy", row_count, 12'000);
+    const array rows = file.open();
+    const std::span pages(rows.view().data(), rows.view().size_bytes());
+    for (const std::uint64_t batch_rows : {std::uint64_t{8}, std::uint64_t{80}}) {
+        CAPTURE(batch_rows);
+        locking_backend backend;
+        loader_options options = options_for(backend);
+        options.batch_rows = batch_rows;
+        options.route = route::copy;
+        const pinned_pages registered(pin_ranges(rows.rows()), backend.device(),
+                                      {.piece_bytes = std::uint64_t{1} << 20});
+        REQUIRE(registered.wait());
+        loader batches({rows}, options);
+        CHECK(take_all(batches) == 4 * row_count);
+        const auto smallest = backend.min_copy_of(pages);
+        REQUIRE(smallest);
+        CHECK(*smallest >= short_pieces_bytes);
+        const std::uint64_t staged_bytes = 4 * pages.size() - backend.bytes_copied_from(pages);
+        const std::uint64_t batch_count = 4 * row_count / batch_rows;
+        // an average batch of 80 rows has five short pieces, about 75 KiB, one of 8 rows has half a piece
+        CHECK((staged_bytes > batch_count * short_pieces_bytes) == (batch_rows == 80));
     }
 }
 

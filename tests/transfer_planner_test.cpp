@@ -9,8 +9,7 @@
 
 #include "pinflow/error.hpp"
 
-// How the arrays of a sample, and the rows of a call, travel: rules without a device, a file or a
-// measurement.
+// The planner's rules for samples, reads, calls and loads, without a device, a file or a measurement.
 
 using namespace pinflow;
 using namespace pinflow::detail;
@@ -366,7 +365,7 @@ TEST_CASE(
 }
 
 TEST_CASE("planner of access: mapped rows of a file are copied under the guard, unless reads waited lately") {
-    const access_facts file{.is_mapped = true, .is_file_backed = true, .is_guarded = true};
+    const access_facts file{.is_mapped = true, .is_file_backed = true, .can_be_guarded = true};
     const auto changed = [&](auto change) {
         access_facts rows = file;
         change(rows);
@@ -374,17 +373,18 @@ TEST_CASE("planner of access: mapped rows of a file are copied under the guard, 
     };
     CHECK(plan_access(file) == row_access::memory);
     CHECK(changed([](access_facts& rows) { rows.is_mapped = false; }) == row_access::source);
-    CHECK(changed([](access_facts& rows) { rows.is_guarded = false; }) == row_access::source);
-    CHECK(changed([](access_facts& rows) { rows.waited_lately = true; }) == row_access::source);
-    CHECK(changed([](access_facts& rows) { rows.is_guarded = rows.is_file_backed = false; }) ==
+    CHECK(changed([](access_facts& rows) { rows.can_be_guarded = false; }) == row_access::source);
+    CHECK(changed([](access_facts& rows) { rows.has_waited_lately = true; }) == row_access::source);
+    CHECK(changed([](access_facts& rows) { rows.can_be_guarded = rows.is_file_backed = false; }) ==
           row_access::memory);
 }
 
-TEST_CASE("planner of loads: few cores page-lock pages that are in the page cache, while threads stage") {
+TEST_CASE(
+    "planner of loads: with few threads, pages in the page cache are page-locked while the threads stage") {
     bool is_cached = true;
     bool is_on_tmpfs = false;
     load_facts load{.copyable_bytes = gib,
-                    .cores = 4,
+                    .threads = 4,
                     .is_in_page_cache = [&] { return is_cached; },
                     .is_on_tmpfs = [&] { return is_on_tmpfs; }};
     const auto transfers = [&] {
@@ -400,7 +400,7 @@ TEST_CASE("planner of loads: few cores page-lock pages that are in the page cach
     CHECK(transfers() == both);
     is_on_tmpfs = true;
     CHECK(transfers() == staged);
-    load.cores = 3;
+    load.threads = 3;
     CHECK(transfers() == both);
     is_cached = false;
     CHECK(transfers() == staged);

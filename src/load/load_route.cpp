@@ -88,9 +88,8 @@ chosen_route choose_on_host(const load_plan& plan) {
     chosen.is_small =
         read_bytes <= max_small_bytes && std::ranges::none_of(plan.others, &load_unit::is_decoded);
     chosen.reason = fmt::format(
-        "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, are "
-        "not "
-        "aligned or have a destination, or less than 1 MiB of their file is loaded",
+        "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
+        "are not aligned or have a destination, or less than 1 MiB of their file is loaded",
         in_binary_units(plan.mapped_bytes), in_binary_units(read_bytes));
     return chosen;
 }
@@ -101,7 +100,7 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
     transfer_plan chosen =
         plan_load({.copyable_bytes = count_copyable_bytes(plan),
                    .is_all_copyable = plan.others.empty(),
-                   .cores = options.threads == 0 ? cores : std::min(options.threads, cores),
+                   .threads = options.threads == 0 ? cores : std::min(options.threads, cores),
                    .requested = parts_of(options.route),
                    .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
                    .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }});

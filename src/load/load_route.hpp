@@ -9,12 +9,12 @@ namespace pinflow::detail {
 /// How the units of a plan travel.
 struct chosen_route {
     load_route route = load_route::staged;  ///< not automatic
-    unsigned threads = 0;                   ///< that read, decode and cast
+    unsigned threads = 0;                   ///< that read, gather, decode and cast
     bool is_small = false;                  ///< on the host device: the calling thread reads all of it
     std::string reason;
 };
 
-/// Chooses the route, by the rules of plan_load, and the number of threads.
+/// Chooses the route, for a GPU as plan_load says, and the number of threads.
 /// @throws unsupported if the route `copy` is requested for a GPU, and some units are not copyable.
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options);

@@ -63,7 +63,7 @@ class load_run {
     void allocate_block(std::size_t index);
     void wait_until_filled(std::uint64_t allocated_bytes);
     std::shared_ptr<const memory_region> map_privately(std::size_t file);
-    /// Calls the function for the progress, unless it was called a short time ago.
+    /// Calls options.progress, but not more often than every progress_interval.
     void say_progress();
     void call_progress() const;
     void fail(std::exception_ptr failure) noexcept;

@@ -54,14 +54,14 @@ std::exception_ptr pending_call::error_of(const index_errors& wrong) const {
     if (failure_) return failure_;
     if (wrong.outside_count > 0) {
         return std::make_exception_ptr(
-            invalid_argument(outside_sentence(call_.what, wrong.outside_count, call_.count, call_.row_count,
-                                              wrong.outside_id, wrong.outside_position)));
+            invalid_argument(outside_sentence(facts_.what, wrong.outside_count, facts_.count,
+                                              facts_.row_count, wrong.outside_id, wrong.outside_position)));
     }
     if (wrong.repeated_count > 0) {
         return std::make_exception_ptr(invalid_argument(fmt::format(
             "{}: {} of {} indices {} repeated, which duplicate_policy::error refuses: the first is {}, at "
             "position {}",
-            call_.what, wrong.repeated_count, call_.count, wrong.repeated_count == 1 ? "is" : "are",
+            facts_.what, wrong.repeated_count, facts_.count, wrong.repeated_count == 1 ? "is" : "are",
             spelled(wrong.repeated_id), wrong.repeated_position)));
     }
     return nullptr;
@@ -213,7 +213,7 @@ void calls_in_flight::end(call_memory& memory) noexcept {
     } catch (...) {
         call.error_ = std::current_exception();  // there is no memory for the message
     }
-    if (!call.error_ || !call.call_.is_listed) return memory.call_.clear();
+    if (!call.error_ || !call.facts_.is_listed) return memory.call_.clear();
     const auto later =
         std::ranges::find_if(listed_, [&](const auto& each) { return each->number_ > call.number_; });
     listed_.splice(later, memory.call_);

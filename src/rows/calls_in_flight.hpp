@@ -30,7 +30,7 @@ class pending_call {
         /// Whether `calls_in_flight::check()` throws the call's error. `check(call)` does so in any case.
         bool is_listed = true;
     };
-    explicit pending_call(facts call) : call_(std::move(call)) {}
+    explicit pending_call(facts call) : facts_(std::move(call)) {}
     /// Adds an exception from one of pinflow's threads. Only the first one is kept. Thread-safe.
     void add(std::exception_ptr failure) noexcept;
 
@@ -38,7 +38,7 @@ class pending_call {
     friend class calls_in_flight;
     std::exception_ptr error_of(const index_errors& wrong) const;
 
-    facts call_;
+    facts facts_;
     call_memory* memory_ = nullptr;  ///< while the call is in flight
     std::uint64_t number_ = 0;       ///< as in call_memory
     std::exception_ptr error_;       ///< set when the call has ended with an error; null once it was thrown

@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "src/core/checked.hpp"
@@ -70,11 +71,13 @@ call_facts exchange_setup::facts_of(const call_kind& call) const {
             .staged_share = options.staged_share};
 }
 
-rated_plan exchange_state::plan_of(const call_kind& kind) const {
-    call_facts call = setup_.facts_of(kind);
+rated_plan exchange_state::plan_of(const call_kind& call) const {
+    call_facts facts = setup_.facts_of(call);
+    std::optional<rated_plan> tuned;
+    if (has_choice(facts)) tuned = tuned_plan(facts, setup_.device);
     // another exchange may have been tuned after this one was made without staging buffers
-    call.can_stage = rings_.has_some();
-    return plan_call(call, has_choice(call) ? tuned_plan(call, setup_.device) : std::nullopt);
+    if (tuned) facts.can_stage = rings_.has_some();
+    return plan_call(facts, std::move(tuned));
 }
 
 /// Whether some calls need staging buffers.

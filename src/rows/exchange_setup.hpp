@@ -11,7 +11,7 @@ namespace pinflow::detail {
 
 enum class row_direction : std::uint8_t { gather, scatter };
 
-/// What the plan of a call depends on, beside the exchange.
+/// What the plan of a call depends on, besides the exchange.
 struct call_kind {
     row_direction direction = row_direction::gather;
     std::uint64_t count = 0;  ///< rows, of all batches together

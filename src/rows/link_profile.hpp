@@ -6,7 +6,7 @@
 
 namespace pinflow::detail {
 
-/// The thresholds used by the rules of transfer_planner.cpp, by those that carry out its plans, and by
+/// The thresholds used by the rules of transfer_planner.cpp, by the code that carries out its plans, and by
 /// loader/pipeline_plan. Most defaults were measured on H200s, PCIe Gen5 x16, with up to 16 cores. Most of
 /// the figures are in samples/bench/RESULTS.md, "Thresholds of the planner". 1 GB is 1e9 bytes.
 struct link_profile {
@@ -26,10 +26,10 @@ struct link_profile {
     /// that the order of rows does not matter. A row exchange may sort them if a route was requested or
     /// measured.
     std::uint64_t covered_bytes = 1 << 30;
-    /// Memory of a slot for pieces of rows, below min_copied_bytes, at boundaries between registrations.
+    /// Memory per slot and array for pieces below min_copied_bytes, at boundaries between registrations.
     std::uint64_t short_pieces_bytes = 32 << 10;
-    /// After a copy or a read that waited for storage, rows are read with pread until this many reads in a
-    /// row have not waited.
+    /// After a copy or a read that waited for storage, rows are read with pread until this many
+    /// consecutive reads have not waited.
     int reads_after_wait = 16;
 
     // ---- registering while rows are delivered
@@ -49,7 +49,8 @@ struct link_profile {
     /// Registered by one call. If the reader is close behind, one or two pieces are skipped, and their rows
     /// are staged.
     std::uint64_t piece_bytes = 32 << 20;
-    std::chrono::milliseconds max_page_wait{1000};  ///< rows wait for their pages, without any progress
+    /// The longest that rows wait for their pages while registration makes no progress.
+    std::chrono::milliseconds max_page_wait{1000};
 
     // ---- batches that are filled together
     std::uint64_t group_bytes = 16 << 20;  ///< for a GPU: enough to hide the time between two groups
@@ -111,14 +112,16 @@ struct link_profile {
     double staged_scatter_ratio = 1.4;  ///< the same for the staged route
 
     // ---- loads of tensors
-    /// Loads with fewer bytes for the copy engine are staged: page-locking costs more than it saves.
+    /// Unless a route was requested, loads with fewer bytes that the copy engine can take are staged:
+    /// page-locking costs more than it saves.
     std::uint64_t min_pinned_bytes = 32 << 20;
     /// From this many threads on, staging alone is faster than staging while pages are registered. Pages of
     /// tmpfs are registered one by one, those of other file systems in groups (samples/bench/NOTEBOOK.md).
-    unsigned min_load_cores = 8;
-    unsigned min_load_cores_on_tmpfs = 4;
+    unsigned min_load_threads = 8;
+    unsigned min_load_threads_on_tmpfs = 4;
 };
 
+/// The shipped defaults.
 inline constexpr link_profile thresholds;
 
 }  // namespace pinflow::detail

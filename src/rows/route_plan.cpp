@@ -1,17 +1,17 @@
 #include "src/rows/route_plan.hpp"
 
-#include <utility>
+#include <string>
 
 namespace pinflow::detail {
 
-transfer_plan plan_of(call_route chosen, const call_facts& call) {
+transfer_plan plan_of(const call_route& chosen, const call_facts& call) {
     const bool sorted = chosen.is_sorted || call.is_scatter || chosen.route == row_route::hybrid;
-    if (chosen.route == row_route::copy) return only({transfer::copy_engine}, std::move(chosen.reason));
+    if (chosen.route == row_route::copy) return only({transfer::copy_engine}, std::string(chosen.reason));
     if (chosen.route == row_route::staged)
-        return only({.how = transfer::staged, .sorted = sorted}, std::move(chosen.reason));
+        return only({.how = transfer::staged, .sorted = sorted}, std::string(chosen.reason));
     const unsigned blocks = call.blocks != 0 ? call.blocks : default_blocks(call);
     transfer_plan plan =
-        only({.how = transfer::kernel, .sorted = sorted, .blocks = blocks}, std::move(chosen.reason));
+        only({.how = transfer::kernel, .sorted = sorted, .blocks = blocks}, std::string(chosen.reason));
     if (chosen.route != row_route::hybrid) return plan;
     const double share = call.staged_share != 0 ? call.staged_share : chosen.staged_share;
     plan.parts.front().share = 1 - share;

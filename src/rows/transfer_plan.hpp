@@ -33,7 +33,7 @@ std::string_view to_string(transfer transfer) noexcept;
 /// A part of the rows, and how they travel.
 struct transfer_part {
     transfer how = transfer::staged;
-    double share = 1;  ///< of the rows of each call or batch
+    double share = 1;  ///< of the rows of each call or batch; loads do not use it
     /// kernel, staged: rows are taken in the order of their indices, equal ones once. In a plan with two
     /// parts only the value of the first counts, and scatters are always sorted. In the loader, a sorted
     /// kernel takes rows in the order of their addresses, and gathers a repeated row each time.
@@ -56,19 +56,21 @@ struct registration {
     std::uint64_t piece_bytes = 0;  ///< registered by one call; 0: the default
 };
 
-/// How the rows of one array of a sample, or of one call of a row exchange, travel. Without `pages`, `parts`
+/// How the rows of one array of a sample, the rows of one call of a row exchange, or the units of a load
+/// travel. Without `pages`, `parts`
 /// apply to all rows. With `pages`, they apply to rows on registered pages, and `fallback`, if set, to the
 /// other rows, and to those whose smaller pieces the loader cannot read separately.
 struct transfer_plan {
-    std::vector<transfer_part> parts;  ///< at least one; two for the hybrid route of a row exchange
+    std::vector<transfer_part>
+        parts;  ///< at least one; two for the hybrid route of a call, and if a load copies and stages
     std::optional<transfer> fallback;
-    std::optional<registration> pages;  ///< set if the array's pages are registered
+    std::optional<registration> pages;  ///< set if a loader registers the array's pages
     std::string reason;                 ///< one sentence: why this plan
     /// In a loader: rows that are staged or read, also as a fallback, pass through staging buffers that all
     /// slots share. No slot has a staging side then.
     bool is_buffered = false;
 
-    /// The transfer of the first part: for the hybrid route, the kernel.
+    /// The transfer of the first part: for the hybrid route the kernel, for a load with two the copy engine.
     transfer main() const { return parts.front().how; }
     /// The part that travels by `how`; null if there is none.
     const transfer_part* find(transfer how) const {

@@ -37,7 +37,7 @@ void hold_small(const sample_facts& sample, std::span<sample_array> arrays) {
 
 void refuse_impossible(transfer how, const sample_facts& sample, const array_facts& array) {
     if (how == transfer::read && !array.has_files)
-        throw unsupported(fmt::format("{} has no file to read from", array.name));
+        throw unsupported(fmt::format("{} has rows that are in no file", array.name));
     if (how == transfer::view && !sample.is_in_order)
         throw unsupported(
             "a view of the mapping holds rows in the order of the file, so it needs the sequential order");
@@ -72,9 +72,9 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
 
 transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array) {
     if (sample.requested == transfer::view)
-        return only(
-            {transfer::view},
-            "requested: batches are views of the mapping; lost pages of a truncated file raise SIGBUS");
+        return only({transfer::view},
+                    "requested: batches are views of the mapping; reading lost pages of a truncated file "
+                    "raises SIGBUS");
     if (sample.requested == transfer::staged)
         return only({transfer::staged}, "requested: rows pass through a staging buffer, as for a GPU");
     if (sample.requested == transfer::read)
@@ -88,7 +88,7 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
 }
 
 /// The average number of contiguous rows. A run ends where a batch or an extent ends.
-std::uint64_t rows_together(const sample_facts& sample, const array_facts& array) {
+std::uint64_t average_run_rows(const sample_facts& sample, const array_facts& array) {
     if (!sample.is_in_order) return 1;
     if (array.extent_count <= 1) return std::min(sample.batch_rows, array.row_count);
     const std::uint64_t rows = array.row_count / array.extent_count;
@@ -121,7 +121,7 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array)
         return only({staged}, fmt::format("{} {}", array.name, array.not_mapped_reason));
     if (array.row_bytes <= thresholds.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
         return only({staged}, "the CPU gathers rows this small as fast as it lists their addresses");
-    const bool by_engine = rows_together(sample, array) * array.row_bytes >= thresholds.min_engine_bytes;
+    const bool by_engine = average_run_rows(sample, array) * array.row_bytes >= thresholds.min_engine_bytes;
     const bool reads = by_engine && array.has_files && sample.cores >= thresholds.min_reading_cores;
     const std::optional<registration> pages = plan_registration(sample, array);
     if (!pages)
@@ -134,22 +134,23 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array)
     return plan;
 }
 
-/// Marks the arrays whose rows pass through shared staging buffers: of a GPU, if an array has long batches
-/// and all arrays can. Otherwise slots need staging memory anyway.
+/// Marks the arrays whose rows pass through shared staging buffers: on a GPU, if one array has long batches,
+/// and the rows of all can. If those of one cannot, slots need staging memory anyway.
 staging_plan share_buffers(const sample_facts& sample, std::span<sample_array> arrays) {
     const staging_plan buffers{
         std::min<std::size_t>(std::size_t{2} * sample.cores, thresholds.max_staging_buffers),
         thresholds.staging_buffer_bytes};
     bool has_long_batches = false;
-    for (const auto& [source, array, plan, offset_bytes] : arrays) {
+    for (const sample_array& each : arrays) {
+        const transfer_plan& plan = each.plan;
         if (plan.main() == transfer::held) continue;
-        // of the copy engine's rows those whose pages are not registered yet; kernels read such rows in slots
+        // rows of the copy engine do until their pages are registered; kernels read such rows in the slots
         const bool is_engine =
             plan.main() == transfer::copy_engine && plan.fallback && plan.pages && !plan.pages->is_required;
         const bool is_cpu = plan.main() == transfer::staged || plan.main() == transfer::read;
-        if ((!is_engine && !is_cpu) || array.row_bytes > buffers.buffer_bytes) return {};
-        const std::uint64_t batch_rows = std::min(sample.batch_rows, array.row_count);
-        if (saturated(array.row_bytes, batch_rows) >= thresholds.min_buffered_bytes) has_long_batches = true;
+        if ((!is_engine && !is_cpu) || each.row_bytes() > buffers.buffer_bytes) return {};
+        const std::uint64_t batch_rows = std::min(sample.batch_rows, each.facts.row_count);
+        if (saturated(each.row_bytes(), batch_rows) >= thresholds.min_buffered_bytes) has_long_batches = true;
     }
     if (sample.on_host || !has_long_batches || buffers.size_bytes() > sample.max_staging_bytes) return {};
     for (sample_array& each : arrays)
@@ -172,7 +173,7 @@ staging_plan plan_sample(const sample_facts& sample, std::span<sample_array> arr
 row_access plan_access(const access_facts& rows) noexcept {
     if (!rows.is_mapped) return row_access::source;
     if (!rows.is_file_backed) return row_access::memory;
-    return rows.is_guarded && !rows.waited_lately ? row_access::memory : row_access::source;
+    return rows.can_be_guarded && !rows.has_waited_lately ? row_access::memory : row_access::source;
 }
 
 // ---- calls of a row exchange -----------------------------------------------------------------------------
@@ -183,7 +184,7 @@ namespace {
 std::optional<call_route> forced_choice(const call_facts& call) {
     const auto forced = [&](row_route route, std::string_view reason) {
         const bool sorts = route == row_route::direct && call.row_bytes < thresholds.min_long_bytes;
-        return call_route{.route = route, .reason = std::string(reason), .is_sorted = sorts};
+        return call_route{.route = route, .reason = reason, .is_sorted = sorts};
     };
     if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
         return forced(
@@ -229,7 +230,7 @@ bool has_choice(const call_facts& call) {
 }
 
 rated_plan plan_call(const call_facts& call, std::optional<rated_plan> measured) {
-    if (std::optional<call_route> forced = forced_choice(call)) return {plan_of(*std::move(forced), call)};
+    if (const std::optional<call_route> forced = forced_choice(call)) return {plan_of(*forced, call)};
     const bool is_possible = measured && (call.can_stage || measured->plan.find(transfer::staged) == nullptr);
     return is_possible ? *std::move(measured) : rated_plan{plan_of(choice_by_sizes(call), call)};
 }
@@ -259,10 +260,10 @@ const rated_plan& fastest(std::span<const rated_plan> measured) {
     return *best;
 }
 
-rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link) {
+rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link_gbps) {
     // the hybrid route gained only some percent, so it is not considered
-    const double direct = std::min(kernel_gbps * thresholds.direct_scatter_ratio, link);
-    const double staged = std::min(staged_gbps * thresholds.staged_scatter_ratio, link);
+    const double direct = std::min(kernel_gbps * thresholds.direct_scatter_ratio, link_gbps);
+    const double staged = std::min(staged_gbps * thresholds.staged_scatter_ratio, link_gbps);
     const bool stages = staged > direct * thresholds.min_gain;
     return {plan_of({stages ? row_route::staged : row_route::direct}, call), stages ? staged : direct};
 }
@@ -288,9 +289,9 @@ transfer_plan plan_load(const load_facts& load) {
                     "the files are not in the page cache, and threads read them faster than page faults");
     const bool in_memory = load.is_on_tmpfs();
     const bool stages =
-        load.cores >= (in_memory ? thresholds.min_load_cores_on_tmpfs : thresholds.min_load_cores);
+        load.threads >= (in_memory ? thresholds.min_load_threads_on_tmpfs : thresholds.min_load_threads);
     transfer_plan plan =
-        only(staged, fmt::format("{} threads read {} than pages of {} are page-locked", load.cores,
+        only(staged, fmt::format("{} threads read {} than pages of {} are page-locked", load.threads,
                                  stages ? "faster" : "slower", in_memory ? "tmpfs" : "this file system"));
     if (!stages) plan.parts.insert(plan.parts.begin(), copied);
     return plan;

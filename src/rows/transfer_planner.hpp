@@ -15,8 +15,10 @@
 #include "src/core/checked.hpp"
 #include "src/rows/transfer_plan.hpp"
 
-/// Decides how rows travel, with pure functions of facts. Nothing here measures or accesses a device or a
-/// file. Every rule is in transfer_planner.cpp, every threshold in link_profile.hpp.
+/// Decides how the rows of samples, the rows of calls, and the bytes of loads to a GPU travel: functions of
+/// facts, which measure nothing. Only plan_load accesses files, through two functions of its facts. The rules
+/// are in transfer_planner.cpp, the thresholds in link_profile.hpp. What belongs to one transfer is planned
+/// elsewhere: thread blocks in route_plan.cpp, the units of a load in load_plan.cpp.
 namespace pinflow::detail {
 
 // ---- the arrays of a sample ------------------------------------------------------------------------------
@@ -27,20 +29,20 @@ struct array_facts {
     std::uint64_t row_bytes = 0;
     std::uint64_t row_count = 0;
     std::uint64_t bytes_left = 0;    ///< bytes that this loader still has to deliver
-    std::uint64_t extent_count = 1;  ///< contiguous pieces that contain the rows; 0: none
-    bool is_file_backed = false;
-    bool is_mapped = false;         ///< every row is mapped in its delivered form
-    bool is_partly_mapped = false;  ///< some rows are
-    bool is_decoded = false;        ///< rows are available only through row_source::read_rows
-    bool has_files = false;         ///< every extent is in a file; also true without extents
-    bool has_any_file = false;      ///< some extent is in a file
-    bool is_aligned = true;         ///< addresses and sizes of all rows are multiples of 16 bytes
-    std::string not_mapped_reason;  ///< the end of a message that begins with `name`
+    std::uint64_t extent_count = 1;  ///< 0: rows come only from row_source::read_rows
+    bool is_file_backed = false;     ///< as row_source::file_backed
+    bool is_mapped = false;          ///< every row is mapped in its delivered form
+    bool is_partly_mapped = false;   ///< some rows are
+    bool is_decoded = false;         ///< rows are available only through row_source::read_rows
+    bool has_files = false;          ///< every extent is in a file; also true without extents
+    bool has_any_file = false;       ///< some extent is in a file
+    bool is_aligned = true;          ///< addresses and sizes of all rows are multiples of 16 bytes
+    std::string not_mapped_reason;   ///< the end of a message that begins with `name`
 
     std::uint64_t size_bytes() const noexcept { return saturated(row_bytes, row_count); }
 };
 
-/// One array of a loader's samples.
+/// One array of a loader's samples: its source, facts and plan.
 struct sample_array {
     std::shared_ptr<const row_source> source;  ///< not used by the planner
     array_facts facts;
@@ -71,7 +73,7 @@ struct staging_plan {
     std::uint64_t size_bytes() const noexcept { return count * buffer_bytes; }
 };
 
-/// Plans how the rows of each array travel. The largest array is never held.
+/// Writes the plan of each array, which must have none. The largest array is never held.
 /// @return the staging buffers through which rows of arrays with plan.is_buffered pass; none if there are no
 /// such arrays.
 /// @throws unsupported if the requested transfer cannot work.
@@ -85,10 +87,10 @@ enum class row_access : std::uint8_t {
 
 /// Facts about rows that the CPU is about to gather.
 struct access_facts {
-    bool is_mapped = false;  ///< some rows are mapped, and the plan does not ask for reads
-    bool is_file_backed = false;
-    bool is_guarded = false;     ///< this thread is under the fault guard
-    bool waited_lately = false;  ///< a read waited for storage, less than `reads_after_wait` reads ago
+    bool is_mapped = false;          ///< some rows are mapped, and the plan does not ask for reads
+    bool is_file_backed = false;     ///< some extent is in a file
+    bool can_be_guarded = false;     ///< the fault guard works on this thread
+    bool has_waited_lately = false;  ///< for storage, fewer than reads_after_wait reads ago
 };
 /// How the CPU gets these rows. Rows that then turn out not to be mapped, or to be lost, are read.
 row_access plan_access(const access_facts& rows) noexcept;
@@ -112,7 +114,7 @@ struct call_facts {
     unsigned threads = 1;  ///< threads of the staged route
     std::uint64_t staging_buffer_bytes = 0;
     /// Why the device cannot read the table in place; empty if it can.
-    std::string_view not_reached_reason = {};
+    std::string_view not_reached_reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
     // from the options
     row_route requested = row_route::automatic;
     std::uint64_t staging_bytes = 0;
@@ -126,10 +128,10 @@ struct rated_plan {
     double gbps = 0;  ///< 0: not measured
 };
 
-/// Whether the caller, the device and the kind of table leave a choice, so that plans are worth measuring.
+/// Whether the options, the device and the kind of table leave a choice, so that plans are worth measuring.
 bool has_choice(const call_facts& call);
-/// Plans a call: as the options, the device or the kind of table determine it; if they leave a choice, as
-/// measured; if nothing was measured, by sizes.
+/// Plans a call. The options, the device or the kind of table may determine the plan. Otherwise it is
+/// `measured`, if that needs no staging buffers that are missing. Otherwise sizes decide.
 /// @param measured the plan that was measured for such calls
 rated_plan plan_call(const call_facts& call, std::optional<rated_plan> measured = std::nullopt);
 
@@ -141,19 +143,19 @@ transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, doubl
 /// only if it is faster by `min_gain` of the thresholds.
 const rated_plan& fastest(std::span<const rated_plan> measured);
 /// Chooses the transfer of a scatter from the measured throughput of sorted gathers, by kernel and staged.
-/// `link` is the throughput of rows in order, which limits both. A rate of 0 means not measured.
-rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link);
+/// `link_gbps` is the throughput of rows in order, which limits both. A rate of 0 means not measured.
+rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double staged_gbps, double link_gbps);
 
 // ---- loads of tensors ------------------------------------------------------------------------------------
 
-/// Facts about a load to a GPU. Each byte crosses once.
+/// Facts about a load to a GPU, which copies each byte once.
 struct load_facts {
     std::uint64_t copyable_bytes = 0;  ///< bytes that the copy engine can read in the pages of the files
     bool is_all_copyable = false;
-    unsigned cores = 1;  ///< that may read files
+    unsigned threads = 1;  ///< that may read files
     /// What the route option asks for; empty: a choice.
     std::vector<transfer_part> requested = {};  // NOLINT(readability-redundant-member-init): g++ wants it
-    // asked only if they matter, because the answer takes system calls
+    // called only if the answer matters, because it takes system calls
     std::function<bool()> is_in_page_cache;
     std::function<bool()> is_on_tmpfs;
 };
