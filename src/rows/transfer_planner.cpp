@@ -37,7 +37,7 @@ void hold_small(const sample_facts& sample, std::span<sample_array> arrays) {
 
 void refuse_impossible(transfer how, const sample_facts& sample, const array_facts& array) {
     if (how == transfer::read && !array.has_files)
-        throw unsupported(fmt::format("{} has rows that are in no file", array.name));
+        throw unsupported(fmt::format("{} has rows with no file to read from", array.name));
     if (how == transfer::view && !sample.is_in_order)
         throw unsupported(
             "a view of the mapping holds rows in the order of the file, so it needs the sequential order");
