@@ -27,7 +27,7 @@ namespace {
 using detail::quote;
 
 /// Reads exactly the header: a long one a piece at a time.
-safetensors_header read_text(const input_file& file, detail::safetensors_metadata wanted) {
+detail::header_content read_text(const input_file& file, detail::safetensors_metadata wanted) {
     constexpr std::uint64_t max_piece_bytes = 1u << 20;
     std::array<std::byte, detail::safetensors_preamble_size_bytes> preamble{};
     const auto preamble_size = std::min<std::uint64_t>(preamble.size(), file.size_bytes());
@@ -36,7 +36,9 @@ safetensors_header read_text(const input_file& file, detail::safetensors_metadat
     const std::uint64_t data_offset = detail::safetensors_data_offset_bytes(first, file.size_bytes());
     constexpr std::uint64_t max_whole_bytes = 16u << 20;
     if (data_offset <= max_whole_bytes) {
-        std::vector<std::byte> bytes(static_cast<std::size_t>(data_offset));
+        const auto memory =
+            std::make_unique_for_overwrite<std::byte[]>(static_cast<std::size_t>(data_offset));
+        const std::span bytes(memory.get(), static_cast<std::size_t>(data_offset));
         file.read(0, bytes);
         return detail::parse_safetensors_bytes(bytes, file.size_bytes(), wanted);
     }
@@ -55,8 +57,8 @@ safetensors_header read_text(const input_file& file, detail::safetensors_metadat
 
 }  // namespace
 
-safetensors_header detail::read_safetensors_header(const input_file& file,
-                                                   detail::safetensors_metadata wanted) {
+detail::header_content detail::read_safetensors_header(const input_file& file,
+                                                       detail::safetensors_metadata wanted) {
     try {
         return read_text(file, wanted);
     } catch (const format_error& failure) {
@@ -68,12 +70,9 @@ safetensors_header detail::read_safetensors_header(const input_file& file,
     }
 }
 
-std::string detail::unsupported_reason(const safetensors_entry& tensor) {
-    return fmt::format("pinflow has no elements of the type {}", tensor.type_name);
-}
-
 namespace {
 
+using detail::dtype_of;
 using detail::safetensors_metadata;
 using detail::unsupported_reason;
 
@@ -88,15 +87,15 @@ class tensor_file {
 
  private:
     std::shared_ptr<const input_file> file_;
-    safetensors_header header_;
-    std::unordered_map<std::string_view, const safetensors_entry*> by_name_;
+    detail::header_content header_;
+    std::unordered_map<std::string_view, const detail::header_tensor*> by_name_;
 };
 
 tensor_file::tensor_file(const std::filesystem::path& path)
     : file_(std::make_shared<const input_file>(path)),
       header_(detail::read_safetensors_header(*file_, safetensors_metadata::checked)) {
-    by_name_.reserve(header_.tensors.size());
-    for (const safetensors_entry& tensor : header_.tensors)
+    by_name_.reserve(header_.count());
+    for (const detail::header_tensor& tensor : header_.tensors())
         by_name_.emplace(tensor.name, &tensor);
 }
 
@@ -104,14 +103,15 @@ array tensor_file::open(std::string_view name) const {
     const auto found = by_name_.find(name);
     if (found == by_name_.end()) {
         throw invalid_argument(fmt::format("cannot open {} of '{}': none of its {} tensors has that name",
-                                           quote(name), file_->path(), header_.tensors.size()));
+                                           quote(name), file_->path(), header_.count()));
     }
-    const safetensors_entry& tensor = *found->second;
-    if (!tensor.dtype) {
+    const detail::header_tensor& tensor = *found->second;
+    const dtype* const type = dtype_of(*tensor.type);
+    if (type == nullptr) {
         throw unsupported(fmt::format("cannot open {} of '{}': {}", quote(name), file_->path(),
-                                      unsupported_reason(tensor)));
+                                      unsupported_reason(tensor.type->name)));
     }
-    return array::of_file(file_, tensor.offset_bytes, *tensor.dtype, tensor.shape)
+    return array::of_file(file_, tensor.offset_bytes, *type, {tensor.shape.begin(), tensor.shape.end()})
         .labelled(detail::array_label(file_->path(), name));
 }
 
@@ -132,18 +132,20 @@ class tensor_elements final : public detail::element_file {
 
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path) {
     const input_file file(path);
-    safetensors_header header = detail::read_safetensors_header(file, safetensors_metadata::checked);
+    const detail::header_content header =
+        detail::read_safetensors_header(file, safetensors_metadata::checked);
     std::vector<array_listing> listings;
-    listings.reserve(header.tensors.size());
-    for (safetensors_entry& tensor : header.tensors) {
+    listings.reserve(header.count());
+    for (const detail::header_tensor& tensor : header.tensors()) {
         array_listing& listing = listings.emplace_back();
-        listing.mappable = tensor.dtype.has_value();
-        listing.reason = tensor.dtype
-                             ? detail::mapping_reason(*tensor.dtype, tensor.offset_bytes, tensor.size_bytes)
-                             : unsupported_reason(tensor);
-        listing.name = std::move(tensor.name);
-        listing.dtype = std::move(tensor.dtype);
-        listing.shape = std::move(tensor.shape);
+        const dtype* const type = dtype_of(*tensor.type);
+        listing.mappable = type != nullptr;
+        listing.reason = type != nullptr
+                             ? detail::mapping_reason(*type, tensor.offset_bytes, tensor.size_bytes)
+                             : unsupported_reason(tensor.type->name);
+        listing.name = tensor.name;
+        if (type != nullptr) listing.dtype = *type;
+        listing.shape.assign(tensor.shape.begin(), tensor.shape.end());
         listing.offset_bytes = tensor.offset_bytes;
         listing.size_bytes = tensor.size_bytes;
     }

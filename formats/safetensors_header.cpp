@@ -9,17 +9,19 @@
 #include <deque>
 #include <functional>
 #include <istream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "formats/safetensors_plain.hpp"
+#include "formats/safetensors_tensor.hpp"
 #include "formats/throw_formatted.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
-#include "src/core/checked.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 
@@ -29,7 +31,6 @@ namespace {
 
 using detail::quote;
 
-constexpr std::size_t max_axes = 64;
 // the reference implementation's: serde_json's limit of recursion
 constexpr unsigned max_depth = 127;
 
@@ -45,44 +46,6 @@ void require_list_memory(std::size_t count) {
                                                    count, size_bytes));
 }
 
-[[noreturn]] void refuse_type(const safetensors_entry& tensor, std::string_view type_name) {
-    detail::throw_format_error("the tensor {} is of the unknown type {}", quote(tensor.name),
-                               quote(type_name));
-}
-
-/// Sets the type, the offset and the size of a tensor with a name, a type name and a shape.
-void complete(safetensors_entry& tensor, std::uint64_t begin, std::uint64_t end) {
-    const auto name = [&] { return quote(tensor.name); };  // for errors
-    const auto types = detail::safetensors_types();
-    const auto type = std::ranges::find(types, tensor.type_name, &detail::safetensors_type::name);
-    if (type == types.end()) refuse_type(tensor, tensor.type_name);
-    if (type->kind) tensor.dtype.emplace(*type->kind, type->bits / 8);
-
-    // as in numpy, a length of 0 counts as 1, so that the result does not depend on the order of the axes
-    std::uint64_t bits = type->bits;
-    for (const std::uint64_t length : tensor.shape) {
-        if (length != 0 && !detail::multiply(bits, length, bits)) {
-            detail::throw_format_error("the tensor {} of {} and shape {} is too large", name(), type->name,
-                                       to_string(tensor.shape));
-        }
-    }
-    if (std::ranges::find(tensor.shape, 0u) != tensor.shape.end()) bits = 0;
-    if (bits % 8 != 0) {
-        detail::throw_format_error("the tensor {} of {} and shape {} ends within a byte", name(), type->name,
-                                   to_string(tensor.shape));
-    }
-    if (end < begin)
-        detail::throw_format_error("the data_offsets of the tensor {} run backwards, from {} to {}", name(),
-                                   begin, end);
-    if (end - begin != bits / 8) {
-        detail::throw_format_error(
-            "the tensor {} of {} and shape {} takes {} bytes, but its data_offsets [{}, {}] span {}", name(),
-            type->name, to_string(tensor.shape), bits / 8, begin, end, end - begin);
-    }
-    tensor.offset_bytes = begin;
-    tensor.size_bytes = bits / 8;
-}
-
 // ---- JSON -------------------------------------------------------------------------------------------------
 
 /// Reads the header's JSON as a stream of events, so that nesting needs a counter and not a stack, and only
@@ -90,27 +53,30 @@ void complete(safetensors_entry& tensor, std::uint64_t begin, std::uint64_t end)
 class header_reader final : public nlohmann::json_sax<nlohmann::json> {
  public:
     header_reader(const detail::safetensors_text& text, detail::safetensors_metadata wanted)
-        : text_(text), wanted_(wanted) {}
+        : text_(text), wanted_(wanted) {
+        content.lists.emplace_back();
+        content.memory.emplace_back();
+    }
 
     /// Complete after the last event. Each tensor's offset is relative to the beginning of the data.
-    safetensors_header header;
+    detail::header_content content;
 
     /// Call it after the last event.
     void check_metadata_names();
 
     bool key(string_t& name) override {
         key_ = name;
-        if (level_ == level::top && name != detail::safetensors_metadata_name) tensor_.name = name;
+        if (level_ == level::top && name != detail::safetensors_metadata_name) name_ = name;
         return true;
     }
     bool string(string_t& value) override {
         if (level_ == level::metadata) {
             take_metadata(value);
         } else if (level_ == level::tensor && key_ == "dtype") {
-            if (!tensor_.type_name.empty()) refuse_second();
+            if (!type_name_.empty()) refuse_second();
             // an empty name would mean "not given" here, and is no valid type
-            if (value.empty()) refuse_type(tensor_, value);
-            tensor_.type_name = value;
+            if (value.empty()) detail::refuse_type(name_, value);
+            type_name_ = value;
         } else {
             take_ignored("a string");
         }
@@ -118,11 +84,11 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     }
     bool number_unsigned(number_unsigned_t value) override {
         if (level_ == level::shape) {
-            if (tensor_.shape.size() == max_axes) {
-                detail::throw_format_error("the tensor {} has more than {} axes", quote(tensor_.name),
-                                           max_axes);
+            if (shape_.size() == detail::max_safetensors_axes) {
+                detail::throw_format_error("the tensor {} has more than {} axes", quote(name_),
+                                           detail::max_safetensors_axes);
             }
-            tensor_.shape.push_back(value);
+            shape_.push_back(value);
         } else if (level_ == level::offsets) {
             if (offset_count_ == offsets_.size()) refuse_offset_count();
             offsets_[offset_count_++] = value;
@@ -241,8 +207,7 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
             case level::tensor:
                 detail::throw_format_error(
                     "the header has {} in the {} of the tensor {}, which should be {}", what, key_,
-                    quote(tensor_.name),
-                    key_ == "dtype" ? "a string" : "an array of whole numbers below 2^64");
+                    quote(name_), key_ == "dtype" ? "a string" : "an array of whole numbers below 2^64");
             case level::start:
             case level::ignored:
                 break;
@@ -250,12 +215,10 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
         detail::throw_format_error("its header is not a JSON object");
     }
     [[noreturn]] void refuse_second() const {
-        detail::throw_format_error("the header gives the {} of the tensor {} twice", key_,
-                                   quote(tensor_.name));
+        detail::throw_format_error("the header gives the {} of the tensor {} twice", key_, quote(name_));
     }
     [[noreturn]] void refuse_offset_count() const {
-        detail::throw_format_error("the data_offsets of the tensor {} are not two numbers",
-                                   quote(tensor_.name));
+        detail::throw_format_error("the data_offsets of the tensor {} are not two numbers", quote(name_));
     }
     void take_metadata(const std::string& value);
     void complete_tensor();
@@ -272,7 +235,9 @@ class header_reader final : public nlohmann::json_sax<nlohmann::json> {
     bool has_metadata_ = false;
     std::uint64_t metadata_bytes_ = 0;  // kept
     // of the tensor that is being read
-    safetensors_entry tensor_;
+    std::string name_;
+    std::string type_name_;
+    shape_vector shape_;
     bool has_shape_ = false;
     std::array<std::uint64_t, 2> offsets_{};
     std::size_t offset_count_ = 0;
@@ -284,7 +249,7 @@ void header_reader::take_metadata(const std::string& value) {
         metadata_names_.push_back({hash.high64, hash.low64});
         return;
     }
-    if (!header.metadata.try_emplace(key_, value).second)
+    if (!content.metadata.try_emplace(key_, value).second)
         detail::throw_format_error("the header's __metadata__ has two strings named {}", quote(key_));
     // writing it to another file makes two more copies
     constexpr std::uint64_t max_unchecked_bytes = std::uint64_t{1} << 20;
@@ -302,54 +267,67 @@ void header_reader::check_metadata_names() {
 }
 
 void header_reader::complete_tensor() {
-    const auto name = [&] { return quote(tensor_.name); };  // for errors
-    if (tensor_.type_name.empty())
-        detail::throw_format_error("the header lacks the dtype of the tensor {}", name());
+    const auto name = [&] { return quote(name_); };  // for errors
+    if (type_name_.empty()) detail::throw_format_error("the header lacks the dtype of the tensor {}", name());
     if (!has_shape_) detail::throw_format_error("the header lacks the shape of the tensor {}", name());
     if (offset_count_ == 0)
         detail::throw_format_error("the header lacks the data_offsets of the tensor {}", name());
-    complete(tensor_, offsets_[0], offsets_[1]);
-    const std::size_t count = header.tensors.size();
-    if (count >= max_unchecked_tensors && count == header.tensors.capacity()) require_list_memory(2 * count);
-    header.tensors.push_back(std::exchange(tensor_, {}));
+    detail::header_tensor tensor = detail::checked_tensor({.name = name_,
+                                                           .type_name = type_name_,
+                                                           .shape = shape_,
+                                                           .begin_bytes = offsets_[0],
+                                                           .end_bytes = offsets_[1]});
+    content.memory.front().keep(tensor);
+    std::vector<detail::header_tensor>& tensors = content.lists.front();
+    const std::size_t count = tensors.size();
+    if (count >= max_unchecked_tensors && count == tensors.capacity()) require_list_memory(2 * count);
+    tensors.push_back(tensor);
+    shape_.clear();
+    type_name_.clear();
     has_shape_ = false;
     offset_count_ = 0;
 }
 
 // ---- the tensors together ---------------------------------------------------------------------------------
 
-void check_names(const std::vector<safetensors_entry>& tensors) {
+void check_names(const detail::header_content& content) {
     // most files have the names in order
-    if (std::ranges::adjacent_find(tensors, std::greater_equal{}, &safetensors_entry::name) == tensors.end())
+    const auto tensors = content.tensors();
+    if (std::ranges::adjacent_find(tensors, std::greater_equal{}, &detail::header_tensor::name) ==
+        tensors.end())
         return;
-    // a hash table with linear probing: a place holds the hash of a name, and the tensor's index plus 1 (0:
-    // the place is free)
+    // a hash table with linear probing: a place holds a tensor and the hash of its name
     struct place {
         std::uint64_t hash = 0;
-        std::size_t number = 0;
+        const detail::header_tensor* tensor = nullptr;
     };
-    std::vector<place> places(std::bit_ceil(2 * tensors.size()));
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
-        const std::string& name = tensors[i].name;
-        const std::uint64_t hash = XXH3_64bits(name.data(), name.size());
+    std::vector<place> places(std::bit_ceil(2 * content.count()));
+    for (const detail::header_tensor& tensor : tensors) {
+        const std::uint64_t hash = XXH3_64bits(tensor.name.data(), tensor.name.size());
         std::size_t at = hash & (places.size() - 1);
-        for (; places[at].number != 0; at = (at + 1) & (places.size() - 1)) {
-            if (places[at].hash == hash && tensors[places[at].number - 1].name == name)
-                detail::throw_format_error("the header has two tensors named {}", quote(name));
+        for (; places[at].tensor != nullptr; at = (at + 1) & (places.size() - 1)) {
+            if (places[at].hash == hash && places[at].tensor->name == tensor.name)
+                detail::throw_format_error("the header has two tensors named {}", quote(tensor.name));
         }
-        places[at] = {hash, i + 1};
+        places[at] = {hash, &tensor};
     }
 }
 
 /// Sorts the tensors by their data, and checks that they cover all of it.
-void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_size_bytes) {
-    const auto place_of = [](const safetensors_entry& tensor) {
-        return std::tuple(tensor.offset_bytes, tensor.size_bytes, std::string_view(tensor.name));
+void check_layout(detail::header_content& content, std::uint64_t data_size_bytes) {
+    const auto place_of = [](const detail::header_tensor& tensor) {
+        return std::tuple(tensor.offset_bytes, tensor.size_bytes, tensor.name);
     };
-    if (!std::ranges::is_sorted(tensors, {}, place_of)) std::ranges::sort(tensors, {}, place_of);
+    if (!std::ranges::is_sorted(content.tensors(), {}, place_of)) {
+        std::vector<detail::header_tensor> sorted;
+        sorted.reserve(content.count());
+        std::ranges::copy(content.tensors(), std::back_inserter(sorted));
+        std::ranges::sort(sorted, {}, place_of);
+        content.lists.assign(1, std::move(sorted));
+    }
     std::uint64_t end = 0;
-    const safetensors_entry* before = nullptr;
-    for (const safetensors_entry& tensor : tensors) {
+    const detail::header_tensor* before = nullptr;
+    for (const detail::header_tensor& tensor : content.tensors()) {
         if (tensor.offset_bytes < end) {
             detail::throw_format_error(
                 "the tensor {} begins at byte {} of the data, where the tensor {} has not ended yet",
@@ -370,46 +348,16 @@ void check_layout(std::vector<safetensors_entry>& tensors, std::uint64_t data_si
 }
 
 /// Checks that concern all tensors, and makes their offsets those in the file.
-safetensors_header checked(safetensors_header header, std::uint64_t data_offset_bytes,
-                           std::uint64_t file_size_bytes) {
-    check_names(header.tensors);
-    check_layout(header.tensors, file_size_bytes - data_offset_bytes);
-    for (safetensors_entry& tensor : header.tensors)
+detail::header_content checked(detail::header_content content, std::uint64_t data_offset_bytes,
+                               std::uint64_t file_size_bytes) {
+    check_names(content);
+    check_layout(content, file_size_bytes - data_offset_bytes);
+    for (detail::header_tensor& tensor : std::views::join(content.lists))
         tensor.offset_bytes += data_offset_bytes;
-    return header;
+    return content;
 }
 
 }  // namespace
-
-std::span<const detail::safetensors_type> detail::safetensors_types() noexcept {
-    using enum dtype_kind;
-    static constexpr std::array<safetensors_type, 22> types{{
-        {"BOOL", 8, boolean},
-        {"U8", 8, unsigned_integer},
-        {"I8", 8, signed_integer},
-        {"F8_E5M2", 8, float8_e5m2},
-        {"F8_E4M3", 8, float8_e4m3fn},
-        {"I16", 16, signed_integer},
-        {"U16", 16, unsigned_integer},
-        {"F16", 16, floating},
-        {"BF16", 16, bfloat16},
-        {"I32", 32, signed_integer},
-        {"U32", 32, unsigned_integer},
-        {"F32", 32, floating},
-        {"C64", 64, complex},
-        {"F64", 64, floating},
-        {"I64", 64, signed_integer},
-        {"U64", 64, unsigned_integer},
-        // known to the reference implementation (0.8), but not to pinflow
-        {"F4", 4, {}},
-        {"F6_E2M3", 6, {}},
-        {"F6_E3M2", 6, {}},
-        {"F8_E8M0", 8, {}},
-        {"F8_E4M3FNUZ", 8, {}},
-        {"F8_E5M2FNUZ", 8, {}},
-    }};
-    return types;
-}
 
 std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> bytes,
                                                     std::uint64_t file_size_bytes) {
@@ -436,10 +384,10 @@ std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> b
     return length_size + header_size;
 }
 
-safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source next_piece,
-                                                  std::uint64_t data_offset_bytes,
-                                                  std::uint64_t file_size_bytes,
-                                                  safetensors_metadata wanted) {
+detail::header_content detail::parse_safetensors_text(safetensors_text::piece_source next_piece,
+                                                      std::uint64_t data_offset_bytes,
+                                                      std::uint64_t file_size_bytes,
+                                                      safetensors_metadata wanted) {
     // a type name is shorter than the shown part of a string, and no other string value is kept
     safetensors_text text(std::move(next_piece),
                           wanted == safetensors_metadata::kept ? long_strings::whole : long_strings::cut);
@@ -448,12 +396,12 @@ safetensors_header detail::parse_safetensors_text(safetensors_text::piece_source
     if (!nlohmann::json::sax_parse(characters, &reader))
         detail::throw_format_error("its header is not valid JSON");
     reader.check_metadata_names();
-    return checked(std::move(reader.header), data_offset_bytes, file_size_bytes);
+    return checked(std::move(reader.content), data_offset_bytes, file_size_bytes);
 }
 
-safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> bytes,
-                                                   std::uint64_t file_size_bytes, safetensors_metadata wanted,
-                                                   std::size_t part_bytes) {
+detail::header_content detail::parse_safetensors_bytes(std::span<const std::byte> bytes,
+                                                       std::uint64_t file_size_bytes,
+                                                       safetensors_metadata wanted, std::size_t part_bytes) {
     const std::uint64_t data_offset = safetensors_data_offset_bytes(bytes, file_size_bytes);
     if (bytes.size() < data_offset) {
         detail::throw_format_error("the header ends at byte {}, but only {} bytes were read", data_offset,
@@ -461,11 +409,8 @@ safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> by
     }
     auto text = bytes.first(static_cast<std::size_t>(data_offset)).subspan(8);
     const std::string_view json(reinterpret_cast<const char*>(text.data()), text.size());
-    const auto complete_plain = [](safetensors_entry& tensor) {
-        complete(tensor, tensor.offset_bytes, tensor.size_bytes);
-    };
-    if (auto plain = parse_plain_header(json, complete_plain, part_bytes)) {
-        if (plain->tensors.size() > max_unchecked_tensors) require_list_memory(plain->tensors.size());
+    if (auto plain = parse_plain_header(json, part_bytes)) {
+        if (plain->count() > max_unchecked_tensors) require_list_memory(plain->count());
         if (wanted == safetensors_metadata::checked) plain->metadata.clear();
         return checked(std::move(*plain), data_offset, file_size_bytes);
     }
@@ -474,7 +419,8 @@ safetensors_header detail::parse_safetensors_bytes(std::span<const std::byte> by
 }
 
 safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes) {
-    return detail::parse_safetensors_bytes(bytes, file_size_bytes, detail::safetensors_metadata::kept);
+    return detail::to_safetensors_header(
+        detail::parse_safetensors_bytes(bytes, file_size_bytes, detail::safetensors_metadata::kept));
 }
 
 }  // namespace pinflow

@@ -4,14 +4,13 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 
 #include "formats/safetensors_plain.hpp"
+#include "formats/safetensors_tensor.hpp"
 #include "formats/safetensors_text.hpp"
-#include "pinflow/dtype.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/formats/safetensors.hpp"
 
@@ -39,37 +38,24 @@ enum class safetensors_metadata : std::uint8_t {
 /// Parses the JSON of a safetensors header piece by piece.
 /// @throws format_error (a sentence without the path), as parse_safetensors_header; system_failure if memory
 /// is short (without the path, too); what `next_piece` throws.
-safetensors_header parse_safetensors_text(safetensors_text::piece_source next_piece,
-                                          std::uint64_t data_offset_bytes, std::uint64_t file_size_bytes,
-                                          safetensors_metadata wanted);
+header_content parse_safetensors_text(safetensors_text::piece_source next_piece,
+                                      std::uint64_t data_offset_bytes, std::uint64_t file_size_bytes,
+                                      safetensors_metadata wanted);
 
 /// The same for bytes that hold the whole header, including its length.
 /// @param part_bytes as in parse_plain_header.
 /// @throws as parse_safetensors_text, and as safetensors_data_offset_bytes.
-safetensors_header parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
-                                           safetensors_metadata wanted,
-                                           std::size_t part_bytes = plain_part_bytes);
+header_content parse_safetensors_bytes(std::span<const std::byte> bytes, std::uint64_t file_size_bytes,
+                                       safetensors_metadata wanted,
+                                       std::size_t part_bytes = plain_part_bytes);
 
 /// Reads the header of an open file.
 /// @throws system_failure, format_error, data_changed; each message names the path.
-safetensors_header read_safetensors_header(const input_file& file, safetensors_metadata wanted);
-
-/// Why a tensor without a `dtype` cannot be opened.
-std::string unsupported_reason(const safetensors_entry& tensor);
+header_content read_safetensors_header(const input_file& file, safetensors_metadata wanted);
 
 /// Reads the "__metadata__" of a file.
 /// @throws system_failure, format_error, data_changed; each message names the path.
 std::map<std::string, std::string> read_safetensors_metadata(const std::filesystem::path& path);
-
-/// A type as the format spells it.
-struct safetensors_type {
-    std::string_view name;
-    unsigned bits;                   ///< of an element
-    std::optional<dtype_kind> kind;  ///< empty if pinflow has no such type
-};
-
-/// All types of the format.
-std::span<const safetensors_type> safetensors_types() noexcept;
 
 /// The beginning of a file, up to its data.
 struct safetensors_beginning {

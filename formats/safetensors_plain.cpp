@@ -1,9 +1,9 @@
 #include "formats/safetensors_plain.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <exception>
-#include <iterator>
 #include <map>
 #include <span>
 #include <string>
@@ -17,9 +17,16 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr std::size_t max_axes = 64;
 /// Larger metadata is left to the parser that bounds its memory.
 constexpr std::size_t max_metadata_bytes = 1 << 16;
+
+/// The characters of a plain string: ASCII without control characters, quotes and backslashes.
+constexpr std::array<bool, 256> is_plain_character = [] {
+    std::array<bool, 256> is_plain{};
+    for (unsigned byte = 0x20; byte < 0x80; ++byte)
+        is_plain[byte] = byte != '"' && byte != '\\';
+    return is_plain;
+}();
 
 /// Takes tokens off the front of a text. Each function returns false if the text is not plain; the position
 /// is unspecified after that.
@@ -36,12 +43,9 @@ class plain_text {
     bool string(std::string_view& value) {
         if (!take('"')) return false;
         const char* const begin = at_;
-        while (at_ != end_ && *at_ != '"') {
-            const auto byte = static_cast<unsigned char>(*at_);
-            if (byte < 0x20 || byte >= 0x80 || byte == '\\') return false;
+        while (at_ != end_ && is_plain_character[static_cast<unsigned char>(*at_)])
             ++at_;
-        }
-        if (at_ == end_) return false;
+        if (at_ == end_ || *at_ != '"') return false;
         value = {begin, static_cast<std::size_t>(at_ - begin)};
         ++at_;
         return true;
@@ -97,28 +101,31 @@ bool read_metadata(plain_text& text, std::map<std::string, std::string>& metadat
     return text.take('}');
 }
 
-/// Reads a tensor after its name.
-bool read_tensor(plain_text& text, safetensors_entry& tensor) {
+using axis_lengths = std::array<std::uint64_t, max_safetensors_axes>;
+
+/// Reads a tensor after its name. @param lengths memory for its shape.
+bool read_tensor(plain_text& text, described_tensor& tensor, axis_lengths& lengths) {
     if (!text.take('{')) return false;
     bool has_type = false, has_shape = false, has_offsets = false;
     do {
         std::string_view key;
         if (!text.key(key)) return false;
         if (key == "dtype") {
-            std::string_view type;
-            if (std::exchange(has_type, true) || !text.string(type)) return false;
-            tensor.type_name = type;
+            if (std::exchange(has_type, true) || !text.string(tensor.type_name)) return false;
         } else if (key == "shape") {
             if (std::exchange(has_shape, true)) return false;
+            std::size_t count = 0;
             const bool is_read = text.numbers([&](std::uint64_t length) {
-                tensor.shape.push_back(length);
-                return tensor.shape.size() <= max_axes;
+                if (count == lengths.size()) return false;
+                lengths[count++] = length;
+                return true;
             });
             if (!is_read) return false;
+            tensor.shape = std::span(lengths).first(count);
         } else if (key == "data_offsets") {
             if (std::exchange(has_offsets, true)) return false;
-            if (!text.take('[') || !text.number(tensor.offset_bytes) || !text.take(',') ||
-                !text.number(tensor.size_bytes) || !text.take(']'))
+            if (!text.take('[') || !text.number(tensor.begin_bytes) || !text.take(',') ||
+                !text.number(tensor.end_bytes) || !text.take(']'))
                 return false;
         } else {
             return false;
@@ -129,24 +136,29 @@ bool read_tensor(plain_text& text, safetensors_entry& tensor) {
 
 // ---- parts of a header ------------------------------------------------------------------------------------
 
-/// Cuts the text behind commas between tensors, into parts of some `part_bytes`. Finds these commas only if
-/// the text is plain. If it is not, it may be cut elsewhere; then read_part refuses at least one part.
+/// Whether a text begins with a tensor, or with metadata that is not empty.
+bool begins_with_entry(std::string_view json) {
+    plain_text text(json);
+    std::string_view name, key;
+    return text.key(name) && text.take('{') && text.key(key);
+}
+
+/// Cuts the text behind commas between tensors, into parts of some `part_bytes`. Looks only at the text where
+/// it cuts. If strings of the metadata, or a text that is not plain, look like the end of a tensor and the
+/// beginning of another one, it may be cut there. Then read_part refuses the part before.
 std::vector<std::string_view> parts_of(std::string_view json, std::size_t part_bytes) {
     std::vector<std::string_view> parts;
     // starting the worker threads takes longer than parsing a header of 1 MiB
     constexpr std::size_t min_parts = 16;
     if (json.size() / part_bytes < min_parts) return {json};
+    constexpr std::string_view end_of_tensor = "},";
     while (json.size() > part_bytes) {
-        bool is_quoted =
-            std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(part_bytes), '"') % 2 != 0;
-        std::size_t at = part_bytes;
-        for (; at + 1 < json.size(); ++at) {
-            if (json[at] == '"') is_quoted = !is_quoted;
-            if (!is_quoted && json[at] == '}' && json[at + 1] == ',') break;
-        }
-        if (at + 1 >= json.size()) break;
-        parts.push_back(json.substr(0, at + 2));
-        json.remove_prefix(at + 2);
+        std::size_t at = json.find(end_of_tensor, part_bytes);
+        while (at != json.npos && !begins_with_entry(json.substr(at + end_of_tensor.size())))
+            at = json.find(end_of_tensor, at + 1);
+        if (at == json.npos) break;
+        parts.push_back(json.substr(0, at + end_of_tensor.size()));
+        json.remove_prefix(at + end_of_tensor.size());
     }
     parts.push_back(json);
     return parts;
@@ -154,24 +166,29 @@ std::vector<std::string_view> parts_of(std::string_view json, std::size_t part_b
 
 struct plain_part {
     bool is_plain = false;
-    std::vector<safetensors_entry> tensors;
+    std::vector<header_tensor> tensors;
+    tensor_memory memory;
     std::optional<std::map<std::string, std::string>> metadata;
-    std::exception_ptr failure;  ///< what `complete` has thrown first
+    std::exception_ptr failure;  ///< of the first tensor that is wrong
 };
 
 /// Reads tensors, and the metadata, up to the end of the part.
-bool read_part(plain_text& text, bool is_last, void (*complete)(safetensors_entry&), plain_part& part) {
+bool read_part(plain_text& text, bool is_last, plain_part& part) {
+    axis_lengths lengths;
     while (true) {
         std::string_view name;
         if (!text.key(name)) return false;
         if (name == safetensors_metadata_name) {
             if (part.metadata || !read_metadata(text, part.metadata.emplace())) return false;
         } else {
-            safetensors_entry& tensor = part.tensors.emplace_back();
-            tensor.name = name;
-            if (!read_tensor(text, tensor)) return false;
+            described_tensor described;
+            described.name = name;
+            if (!read_tensor(text, described, lengths)) return false;
             try {
-                if (!part.failure) complete(tensor);
+                if (!part.failure) {
+                    header_tensor& tensor = part.tensors.emplace_back(checked_tensor(described));
+                    part.memory.keep(tensor);
+                }
             } catch (...) {
                 part.failure = std::current_exception();
             }
@@ -182,46 +199,36 @@ bool read_part(plain_text& text, bool is_last, void (*complete)(safetensors_entr
 }
 
 /// The parts one after the other; nothing if one is not plain.
-std::optional<safetensors_header> joined(std::vector<plain_part> parts) {
-    std::size_t count = 0;
-    for (const plain_part& part : parts) {
-        if (!part.is_plain) return std::nullopt;
-        count += part.tensors.size();
-    }
-    safetensors_header header;
+std::optional<header_content> joined(std::vector<plain_part> parts) {
+    if (!std::ranges::all_of(parts, &plain_part::is_plain)) return std::nullopt;
+    header_content content;
     bool has_metadata = false;
     for (plain_part& part : parts) {
         if (!part.metadata) continue;
         if (std::exchange(has_metadata, true)) return std::nullopt;
-        header.metadata = std::move(*part.metadata);
+        content.metadata = std::move(*part.metadata);
     }
     for (const plain_part& part : parts) {
         if (part.failure) std::rethrow_exception(part.failure);
     }
-    header.tensors = std::move(parts.front().tensors);
-    header.tensors.reserve(count);
-    for (plain_part& part : std::span(parts).subspan(1)) {
-        std::ranges::move(part.tensors, std::back_inserter(header.tensors));
-        part.tensors = {};  // frees the memory
+    for (plain_part& part : parts) {
+        content.lists.push_back(std::move(part.tensors));
+        content.memory.push_back(std::move(part.memory));
     }
-    return header;
+    return content;
 }
 
 }  // namespace
 
-std::optional<safetensors_header> parse_plain_header(std::string_view json,
-                                                     void (*complete)(safetensors_entry& tensor),
-                                                     std::size_t part_bytes) {
-    if (plain_text whole(json); whole.take('{') && whole.take('}') && whole.ends())
-        return safetensors_header();
+std::optional<header_content> parse_plain_header(std::string_view json, std::size_t part_bytes) {
+    if (plain_text whole(json); whole.take('{') && whole.take('}') && whole.ends()) return header_content();
     const std::vector<std::string_view> texts = parts_of(json, part_bytes);
     std::vector<plain_part> parts(texts.size());
     const auto read = [&](std::size_t i) {
         constexpr std::size_t usual_tensor_bytes = 96;
         plain_text text(texts[i]);
         parts[i].tensors.reserve(texts[i].size() / usual_tensor_bytes);
-        parts[i].is_plain =
-            (i != 0 || text.take('{')) && read_part(text, i + 1 == texts.size(), complete, parts[i]);
+        parts[i].is_plain = (i != 0 || text.take('{')) && read_part(text, i + 1 == texts.size(), parts[i]);
     };
     run_in_parallel(texts.size(), read);
     return joined(std::move(parts));

@@ -4,7 +4,7 @@
 #include <optional>
 #include <string_view>
 
-#include "pinflow/formats/safetensors.hpp"
+#include "formats/safetensors_tensor.hpp"
 
 namespace pinflow::detail {
 
@@ -14,13 +14,11 @@ inline constexpr std::size_t plain_part_bytes = std::size_t{64} << 10;
 /// Parses the JSON of a header as known writers usually make it: ASCII, strings without escapes, a tensor
 /// with its three keys, and at most 64 KiB of metadata. With one thread, four times as fast as the JSON
 /// library.
-/// @param complete called for each tensor, with the two data_offsets as `offset_bytes` and `size_bytes`.
-/// Several threads call it at once if there are several parts. If it throws for tensors of a plain header,
-/// the exception for the one that comes first in the header is thrown.
 /// @param part_bytes the size of parts. A header of less than 16 times that size is one part.
-/// @return nothing for any other header, valid or not. Names may occur twice.
-std::optional<safetensors_header> parse_plain_header(std::string_view json,
-                                                     void (*complete)(safetensors_entry& tensor),
-                                                     std::size_t part_bytes = plain_part_bytes);
+/// @return nothing for any other header, valid or not. Names may occur twice. Offsets are relative to the
+/// beginning of the data.
+/// @throws format_error as checked_tensor, for the tensor that comes first in a plain header.
+std::optional<header_content> parse_plain_header(std::string_view json,
+                                                 std::size_t part_bytes = plain_part_bytes);
 
 }  // namespace pinflow::detail

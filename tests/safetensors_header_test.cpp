@@ -300,8 +300,8 @@ TEST_CASE("safetensors header: is parsed from pieces of any size, without its me
             position += piece.size();
             return piece;
         };
-        const auto header = pinflow::detail::parse_safetensors_text(
-            next_piece, 8 + json.size(), file.size(), pinflow::detail::safetensors_metadata::checked);
+        const auto header = pinflow::detail::to_safetensors_header(pinflow::detail::parse_safetensors_text(
+            next_piece, 8 + json.size(), file.size(), pinflow::detail::safetensors_metadata::checked));
         CHECK(header.tensors == expected.tensors);
         CHECK(header.metadata.empty());
     }
@@ -321,8 +321,8 @@ TEST_CASE("safetensors header: a plain header gives the same tensors and errors 
     const auto outcome_of = [&](const std::string& json, std::size_t part_bytes) {
         const std::string file = file_of(json, std::string(160, 'x'));
         return safetensors_header_invariants::outcome_of([&] {
-            return pinflow::detail::parse_safetensors_bytes(
-                as_bytes(file), file.size(), pinflow::detail::safetensors_metadata::kept, part_bytes);
+            return pinflow::detail::to_safetensors_header(pinflow::detail::parse_safetensors_bytes(
+                as_bytes(file), file.size(), pinflow::detail::safetensors_metadata::kept, part_bytes));
         });
     };
     const auto with = [&](std::size_t index, std::string text) {
@@ -352,11 +352,40 @@ TEST_CASE("safetensors header: a plain header gives the same tensors and errors 
                 CHECK(cut.error == whole.error);
                 CHECK(cut.header.tensors == whole.header.tensors);
                 CHECK(cut.header.metadata == whole.header.metadata);
-                const auto ignore = [](pinflow::safetensors_entry&) {};
                 if (!error.empty()) continue;
-                CHECK(pinflow::detail::parse_plain_header(json, ignore, part_bytes).has_value());
+                CHECK(pinflow::detail::parse_plain_header(json, part_bytes).has_value());
             }
         }
+    }
+}
+
+TEST_CASE("safetensors header: parts may be cut at metadata like tensors, and may be in any order") {
+    std::vector<std::string> entries{R"("__metadata__":{"a},":":{",":x":"y"})"};
+    for (int i = 0; i < 20; ++i) {
+        const int begin = 4 * (i * 7 % 20);
+        entries.push_back(
+            entry(fmt::format("t{}", begin), "F32", "[1]", fmt::format("[{},{}]", begin, begin + 4)));
+    }
+    const auto outcome_of = [](const std::vector<std::string>& parts, std::size_t part_bytes) {
+        const std::string file = file_of(fmt::format("{{{}}}", fmt::join(parts, ",")), std::string(80, 'x'));
+        return safetensors_header_invariants::outcome_of([&] {
+            return pinflow::detail::to_safetensors_header(pinflow::detail::parse_safetensors_bytes(
+                as_bytes(file), file.size(), pinflow::detail::safetensors_metadata::kept, part_bytes));
+        });
+    };
+    std::vector<std::string> twice = entries;
+    twice[20] = twice[2];
+    std::vector<std::string> without_last = entries;
+    without_last.pop_back();
+    for (std::size_t part_bytes = 1; part_bytes < 100; ++part_bytes) {
+        CAPTURE(part_bytes);
+        const auto found = outcome_of(entries, part_bytes);
+        CHECK(found.header.metadata.size() == 2);
+        REQUIRE(found.header.tensors.size() == 20);
+        for (std::size_t i = 0; i < 20; ++i)
+            CHECK(found.header.tensors[i].name == fmt::format("t{}", 4 * i));
+        CHECK(outcome_of(twice, part_bytes).error == "the header has two tensors named 't28'");
+        CHECK(contains(outcome_of(without_last, part_bytes).error, "the data has a hole"));
     }
 }
 

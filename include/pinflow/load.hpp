@@ -216,6 +216,7 @@ class tensor_files {
                         const load_options& options = {}) const;
 
  private:
+    explicit tensor_files(std::shared_ptr<const detail::opened_tensors> opened);
     friend loaded_tensors load_tensors(std::span<const std::filesystem::path> files,
                                        const pinflow::device& device, const load_options& options);
     std::vector<std::size_t> select_indices(std::span<const std::string> patterns) const;

@@ -24,7 +24,7 @@ constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
 
 /// What a message calls a tensor.
 std::string label_of(const opened_tensors& opened, std::size_t index) {
-    const tensor_description& tensor = opened.descriptions[index];
+    const stored_tensor& tensor = opened.stored[index];
     return fmt::format("{} of {}", quote(tensor.name, max_label_name),
                        quote(opened.paths[tensor.file].string(), max_shown_path));
 }
@@ -32,7 +32,7 @@ std::string label_of(const opened_tensors& opened, std::size_t index) {
 /// Sets the runs of a slice.
 /// @throws invalid_argument.
 void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& slice) {
-    const tensor_description& tensor = opened.descriptions[job.tensor];
+    const stored_tensor& tensor = opened.stored[job.tensor];
     if (slice.axis >= tensor.shape.size())
         throw invalid_argument(fmt::format("cannot slice {} along axis {}: its shape is {}",
                                            label_of(opened, job.tensor), slice.axis,
@@ -44,7 +44,7 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
                                            to_string(tensor.shape)));
     job.slice = &slice;
     // strides of an array without elements count lengths of 0 as 1
-    const auto strides = c_strides_bytes(tensor.shape, tensor.dtype.size_bytes());
+    const auto strides = c_strides_bytes(tensor.shape, tensor.dtype->size_bytes());
     const auto index_bytes = static_cast<std::uint64_t>(strides[slice.axis]);
     job.run_count = 1;
     for (std::size_t axis = 0; axis < slice.axis; ++axis)
@@ -59,15 +59,15 @@ void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& 
 }
 
 load_job job_of(const opened_tensors& opened, const found_request& request) {
-    const tensor_description& tensor = opened.descriptions[request.tensor];
+    const stored_tensor& tensor = opened.stored[request.tensor];
     load_job job{.tensor = request.tensor,
                  .size_bytes = tensor.size_bytes,
                  .run_bytes = tensor.size_bytes,
                  .destination = request.destination};
-    if (request.dtype != nullptr && !(*request.dtype == tensor.dtype)) {
-        if (!can_cast(tensor.dtype, *request.dtype))
+    if (request.dtype != nullptr && !(*request.dtype == *tensor.dtype)) {
+        if (!can_cast(*tensor.dtype, *request.dtype))
             throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
-                                               tensor.dtype.descr(), request.dtype->descr()));
+                                               tensor.dtype->descr(), request.dtype->descr()));
         job.cast = request.dtype;
     }
     if (request.slice != nullptr) set_slice(job, opened, *request.slice);
@@ -248,9 +248,9 @@ class planner {
 
 const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name() const {
     std::call_once(by_name_made_, [&] {
-        by_name_.reserve(descriptions.size());
-        for (std::size_t i = 0; i < descriptions.size(); ++i)
-            by_name_.emplace(descriptions[i].name, i);
+        by_name_.reserve(stored.size());
+        for (std::size_t i = 0; i < stored.size(); ++i)
+            by_name_.emplace(stored[i].name, i);
     });
     return by_name_;
 }
@@ -271,7 +271,7 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
     if (found == opened.by_name().end()) {
         if (opened.refused.contains(request.name)) refuse(opened, request.name);
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
-                                           quote(request.name, max_label_name), opened.descriptions.size(),
+                                           quote(request.name, max_label_name), opened.stored.size(),
                                            opened.files.size() == 1
                                                ? quote(opened.paths.front().string(), max_shown_path)
                                                : fmt::format("{} files", opened.files.size())));
@@ -284,7 +284,7 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
                     const pinflow::device& device) {
     load_plan plan;
     plan.jobs.reserve(requests.size());
-    std::vector<bool> is_requested(opened.descriptions.size(), false);
+    std::vector<bool> is_requested(opened.stored.size(), false);
     for (const found_request& request : requests) {
         plan.jobs.push_back(job_of(opened, request));
         const std::size_t tensor = plan.jobs.back().tensor;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,6 +16,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/safetensors_tensor.hpp"
 #include "pinflow/formats/open.hpp"
 #include "pinflow/load.hpp"
 #include "pinflow/memory.hpp"
@@ -22,13 +24,18 @@
 /// From opened files and requests to the pieces of work that a load consists of.
 namespace pinflow::detail {
 
-/// A tensor of an opened file.
+/// A tensor of an opened file. Small and without memory of its own, as files may have many: each 4 KiB of
+/// new memory costs a page fault.
 struct stored_tensor {
-    std::size_t file = 0;
-    bool has_no_name = false;  ///< in the file, which is a .npy file
+    std::string_view name;
+    std::span<const std::uint64_t> shape;
+    const pinflow::dtype* dtype = nullptr;  ///< as in the file, but little-endian
+    std::uint64_t size_bytes = 0;           ///< of all elements, uncompressed
     /// Where all elements lie in the file, in C order and little-endian. Empty if they must be decoded or
     /// reordered.
     std::optional<std::uint64_t> offset_bytes;
+    std::uint32_t file = 0;    ///< index in opened_tensors
+    bool has_no_name = false;  ///< in the file, which is a .npy file
 };
 
 /// The maximum number of characters of a path in a message.
@@ -46,14 +53,18 @@ struct opened_tensors {
     /// To open the files again. As they were given if the process has no working directory.
     std::vector<std::filesystem::path> absolute_paths;
     std::vector<std::shared_ptr<const input_file>> files;  ///< for each path
-    std::vector<tensor_description> descriptions;
-    std::vector<stored_tensor> stored;                 ///< for each description
+    std::vector<stored_tensor> stored;
+    std::vector<tensor_memory> memory;                 ///< of `stored`, for safetensors files
+    std::deque<array_listing> listings;                ///< of `stored`, for other files
     std::unordered_map<std::string, refusal> refused;  ///< tensors that cannot be loaded, by name
     std::string first_refused;                         ///< the name of the first one
     std::map<std::string, std::string> metadata;
 
-    /// The indices of `descriptions` by name, made by the first call: a load of all tensors of one
-    /// safetensors file needs none. Thread-safe.
+    /// `stored` for the user, of tensor_files only: load_tensors needs none.
+    std::vector<tensor_description> descriptions;
+
+    /// The indices of `stored` by name, made by the first call: a load of all tensors of one safetensors file
+    /// needs none. Thread-safe.
     const std::unordered_map<std::string_view, std::size_t>& by_name() const;
 
  private:
@@ -124,7 +135,7 @@ struct load_job {
 
 /// The type of a job's elements in the file, but little-endian.
 inline const dtype& stored_type_of(const opened_tensors& opened, const load_job& job) {
-    return opened.descriptions[job.tensor].dtype;
+    return *opened.stored[job.tensor].dtype;
 }
 /// The type as delivered.
 inline const dtype& type_of(const opened_tensors& opened, const load_job& job) {
@@ -132,7 +143,8 @@ inline const dtype& type_of(const opened_tensors& opened, const load_job& job) {
 }
 /// The shape as delivered.
 inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) {
-    shape_vector shape = opened.descriptions[job.tensor].shape;
+    const std::span<const std::uint64_t> stored = opened.stored[job.tensor].shape;
+    shape_vector shape(stored.begin(), stored.end());
     if (job.slice != nullptr) shape[job.slice->axis] = job.slice->end - job.slice->begin;
     return shape;
 }

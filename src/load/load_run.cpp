@@ -299,7 +299,7 @@ void load_run::finish() {
     }
     std::vector<bool> is_used(opened_.files.size(), false);
     for (const load_job& job : plan_.jobs)
-        is_used[opened_.descriptions[job.tensor].file] = true;
+        is_used[opened_.stored[job.tensor].file] = true;
     for (std::size_t file = 0; file < is_used.size(); ++file) {
         if (is_used[file]) opened_.files[file]->check_unchanged();
     }

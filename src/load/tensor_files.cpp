@@ -2,6 +2,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <system_error>
@@ -24,12 +25,13 @@ namespace {
 
 using detail::opened_tensors;
 using detail::quote;
+using detail::stored_tensor;
 
 /// What a file has, before its tensors are known by name.
 struct listed_file {
     std::shared_ptr<const input_file> file;
     file_format format = file_format::npy;
-    safetensors_header header;          ///< of a safetensors file
+    detail::header_content header;      ///< of a safetensors file
     std::vector<array_listing> arrays;  ///< of any other file
 };
 
@@ -73,7 +75,7 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
     return array.offset_bytes;
 }
 
-[[noreturn]] void refuse_second(const std::vector<std::filesystem::path>& paths, const std::string& name,
+[[noreturn]] void refuse_second(const std::vector<std::filesystem::path>& paths, std::string_view name,
                                 std::size_t first_file, std::size_t second_file) {
     throw invalid_argument(fmt::format("two tensors are called {}: one of {}, one of {}",
                                        quote(name, detail::max_label_name),
@@ -84,15 +86,14 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
 /// @throws invalid_argument for two tensors of one name.
 void check_names(const opened_tensors& opened) {
     const auto& by_name = opened.by_name();
-    for (std::size_t i = 0; i < opened.descriptions.size(); ++i) {
-        const tensor_description& tensor = opened.descriptions[i];
-        const tensor_description& first = opened.descriptions[by_name.at(tensor.name)];
+    for (const stored_tensor& tensor : opened.stored) {
+        const stored_tensor& first = opened.stored[by_name.at(tensor.name)];
         if (&first != &tensor) refuse_second(opened.paths, tensor.name, first.file, tensor.file);
     }
     for (const auto& [name, why] : opened.refused) {
         const auto other = by_name.find(name);
         if (other == by_name.end()) continue;
-        const std::size_t file = opened.descriptions[other->second].file;
+        const std::size_t file = opened.stored[other->second].file;
         refuse_second(opened.paths, name, std::min(file, why.file), std::max(file, why.file));
     }
 }
@@ -106,7 +107,41 @@ void add_refused(opened_tensors& opened, std::size_t file, std::string name, con
     if (!is_new) refuse_second(opened.paths, other->first, other->second.file, file);
 }
 
-std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path> paths) {
+void add_tensors(opened_tensors& opened, std::size_t file, detail::header_content header) {
+    for (const detail::header_tensor& tensor : header.tensors()) {
+        if (const dtype* const type = detail::dtype_of(*tensor.type)) {
+            opened.stored.push_back({.name = tensor.name,
+                                     .shape = tensor.shape,
+                                     .dtype = type,
+                                     .size_bytes = tensor.size_bytes,
+                                     .offset_bytes = tensor.offset_bytes,
+                                     .file = static_cast<std::uint32_t>(file)});
+        } else {
+            add_refused(opened, file, std::string(tensor.name),
+                        detail::unsupported_reason(tensor.type->name));
+        }
+    }
+    std::ranges::move(header.memory, std::back_inserter(opened.memory));
+    opened.metadata.merge(header.metadata);
+}
+
+void add_array(opened_tensors& opened, std::size_t file, file_format format, array_listing array) {
+    const bool is_npy = format == file_format::npy;
+    if (is_npy) array.name = opened.paths[file].stem().string();
+    if (!array.dtype) return add_refused(opened, file, std::move(array.name), array.reason);
+    const std::optional<std::uint64_t> offset_bytes = raw_offset(array, *opened.files[file]);
+    if (!array.dtype->is_little_endian()) array.dtype = array.dtype->little_endian();
+    const array_listing& kept = opened.listings.emplace_back(std::move(array));
+    opened.stored.push_back({.name = kept.name,
+                             .shape = kept.shape,
+                             .dtype = &*kept.dtype,
+                             .size_bytes = kept.size_bytes,
+                             .offset_bytes = offset_bytes,
+                             .file = static_cast<std::uint32_t>(file),
+                             .has_no_name = is_npy});
+}
+
+std::shared_ptr<opened_tensors> open_all(std::vector<std::filesystem::path> paths) {
     if (paths.empty()) throw invalid_argument("cannot load tensors of no files");
     auto opened = std::make_shared<opened_tensors>();
     for (const std::filesystem::path& path : paths) {
@@ -119,39 +154,29 @@ std::shared_ptr<const opened_tensors> open_all(std::vector<std::filesystem::path
     std::vector<listed_file> listed = list_files(opened->paths);
     std::size_t count = 0;
     for (const listed_file& file : listed)
-        count += file.header.tensors.size() + file.arrays.size();
-    opened->descriptions.reserve(count);
+        count += file.header.count() + file.arrays.size();
     opened->stored.reserve(count);
     for (std::size_t i = 0; i < listed.size(); ++i) {
         opened->files.push_back(listed[i].file);
-        opened->metadata.merge(listed[i].header.metadata);
-        for (safetensors_entry& tensor : listed[i].header.tensors) {
-            if (tensor.dtype) {
-                opened->stored.push_back({i, false, tensor.offset_bytes});
-                opened->descriptions.push_back({std::move(tensor.name), std::move(*tensor.dtype),
-                                                std::move(tensor.shape), i, tensor.size_bytes});
-            } else {
-                const std::string reason = detail::unsupported_reason(tensor);
-                add_refused(*opened, i, std::move(tensor.name), reason);
-            }
-        }
-        for (array_listing& array : listed[i].arrays) {
-            const bool is_npy = listed[i].format == file_format::npy;
-            std::string name = is_npy ? opened->paths[i].stem().string() : std::move(array.name);
-            if (!array.dtype) {
-                add_refused(*opened, i, std::move(name), array.reason);
-                continue;
-            }
-            opened->stored.push_back({i, is_npy, raw_offset(array, *listed[i].file)});
-            pinflow::dtype type =
-                array.dtype->is_little_endian() ? std::move(*array.dtype) : array.dtype->little_endian();
-            opened->descriptions.push_back(
-                {std::move(name), std::move(type), std::move(array.shape), i, array.size_bytes});
-        }
+        add_tensors(*opened, i, std::move(listed[i].header));
+        for (array_listing& array : listed[i].arrays)
+            add_array(*opened, i, listed[i].format, std::move(array));
     }
     // the reader of safetensors headers has compared the names of a file
     const bool may_be_equal = listed.size() > 1 || listed[0].format != file_format::safetensors;
     if (may_be_equal) check_names(*opened);
+    return opened;
+}
+
+std::shared_ptr<const opened_tensors> open_and_describe(std::vector<std::filesystem::path> paths) {
+    const std::shared_ptr<opened_tensors> opened = open_all(std::move(paths));
+    opened->descriptions.reserve(opened->stored.size());
+    for (const stored_tensor& tensor : opened->stored)
+        opened->descriptions.push_back({.name = std::string(tensor.name),
+                                        .dtype = *tensor.dtype,
+                                        .shape = {tensor.shape.begin(), tensor.shape.end()},
+                                        .file = tensor.file,
+                                        .size_bytes = tensor.size_bytes});
     return opened;
 }
 
@@ -164,8 +189,10 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
     }
     if (opened.refused.contains(pattern)) detail::refuse(opened, pattern);
     bool matches = false;
-    for (std::size_t i = 0; i < opened.descriptions.size(); ++i) {
-        if (::fnmatch(pattern.c_str(), opened.descriptions[i].name.c_str(), 0) != 0) continue;
+    std::string stored_name;  // ends with a zero
+    for (std::size_t i = 0; i < opened.stored.size(); ++i) {
+        stored_name = opened.stored[i].name;
+        if (::fnmatch(pattern.c_str(), stored_name.c_str(), 0) != 0) continue;
         is_selected[i] = true;
         matches = true;
     }
@@ -174,8 +201,7 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
     }
     if (!matches)
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors has that name",
-                                           quote(pattern, detail::max_label_name),
-                                           opened.descriptions.size()));
+                                           quote(pattern, detail::max_label_name), opened.stored.size()));
 }
 
 /// Whether load_options::dtype is for elements of this type.
@@ -224,7 +250,10 @@ const device_tensor& loaded_tensors::operator[](const std::string& name) const {
     return tensors[found->second];
 }
 
-tensor_files::tensor_files(std::vector<std::filesystem::path> files) : opened_(open_all(std::move(files))) {}
+tensor_files::tensor_files(std::shared_ptr<const opened_tensors> opened) : opened_(std::move(opened)) {}
+
+tensor_files::tensor_files(std::vector<std::filesystem::path> files)
+    : opened_(open_and_describe(std::move(files))) {}
 
 const std::vector<std::filesystem::path>& tensor_files::files() const noexcept {
     return opened_->paths;
@@ -244,7 +273,7 @@ const tensor_description& tensor_files::tensor(std::string_view name) const {
     if (const auto found = opened_->by_name().find(name); found != opened_->by_name().end())
         return opened_->descriptions[found->second];
     if (opened_->refused.contains(text)) detail::refuse(*opened_, text);
-    throw invalid_argument(fmt::format("none of the {} tensors is called {}", opened_->descriptions.size(),
+    throw invalid_argument(fmt::format("none of the {} tensors is called {}", opened_->stored.size(),
                                        quote(name, detail::max_label_name)));
 }
 
@@ -268,8 +297,8 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
         detail::load_run run(*opened_, plan, device, options);
         run.allocate();
         for (const detail::load_job& job : plan.jobs) {
-            device_tensor tensor(opened_->descriptions[job.tensor].name, detail::type_of(*opened_, job),
-                                 detail::shape_of(*opened_, job), device);
+            device_tensor tensor(std::string(opened_->stored[job.tensor].name),
+                                 detail::type_of(*opened_, job), detail::shape_of(*opened_, job), device);
             tensor.size_bytes_ = job.size_bytes;
             if (job.size_bytes != 0) {
                 tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
@@ -289,11 +318,11 @@ std::vector<std::size_t> tensor_files::select_indices(std::span<const std::strin
     std::vector<std::size_t> indices;
     if (patterns.empty()) {
         require_all();
-        indices.resize(opened_->descriptions.size());
+        indices.resize(opened_->stored.size());
         std::iota(indices.begin(), indices.end(), 0);
         return indices;
     }
-    std::vector<bool> is_selected(opened_->descriptions.size(), false);
+    std::vector<bool> is_selected(opened_->stored.size(), false);
     for (const std::string& each : patterns)
         select_matching(*opened_, each, is_selected);
     for (std::size_t i = 0; i < is_selected.size(); ++i) {
@@ -306,9 +335,9 @@ std::vector<tensor_request> tensor_files::select(const load_options& options) co
     const std::vector<std::size_t> indices = select_indices(options.names);
     std::vector<tensor_request> requests(indices.size());
     for (std::size_t i = 0; i < indices.size(); ++i) {
-        const tensor_description& tensor = opened_->descriptions[indices[i]];
+        const stored_tensor& tensor = opened_->stored[indices[i]];
         requests[i].name = tensor.name;
-        if (can_be_cast(tensor.dtype)) requests[i].dtype = options.dtype;
+        if (can_be_cast(*tensor.dtype)) requests[i].dtype = options.dtype;
     }
     return requests;
 }
@@ -316,12 +345,12 @@ std::vector<tensor_request> tensor_files::select(const load_options& options) co
 loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const device& device,
                             const load_options& options) {
     const auto start = std::chrono::steady_clock::now();
-    const tensor_files opened({files.begin(), files.end()});
+    const tensor_files opened(open_all({files.begin(), files.end()}));
     const std::vector<std::size_t> indices = opened.select_indices(options.names);
     std::vector<detail::found_request> requests(indices.size());
     for (std::size_t i = 0; i < indices.size(); ++i) {
         requests[i].tensor = indices[i];
-        if (options.dtype && can_be_cast(opened.tensors()[indices[i]].dtype))
+        if (options.dtype && can_be_cast(*opened.opened_->stored[indices[i]].dtype))
             requests[i].dtype = &*options.dtype;
     }
     loaded_tensors loaded = opened.load_found(requests, device, options);

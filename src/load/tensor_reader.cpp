@@ -126,8 +126,7 @@ void tensor_reader::begin_decoding(const load_job& job) {
     const stored_tensor& stored = opened_.stored[job.tensor];
     auto& file = decoded_files_[stored.file];
     if (!file) file = open_elements(opened_.absolute_paths[stored.file]);
-    const std::string& name = opened_.descriptions[job.tensor].name;
-    stream_ = file->stream(stored.has_no_name ? std::string_view() : name, decoding_memory_bytes);
+    stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name, decoding_memory_bytes);
     position_bytes_ = 0;
     done_bytes_ = 0;
 }
@@ -170,7 +169,7 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
 }
 
 void tensor_reader::finish_decoding(const load_job& job) {
-    const tensor_description& whole = opened_.descriptions[job.tensor];
+    const stored_tensor& whole = opened_.stored[job.tensor];
     if (position_bytes_ < whole.size_bytes) skip(whole.size_bytes - position_bytes_);
     if (!*stopped_) stream_->finish();
     stream_.reset();

@@ -89,13 +89,14 @@ inline std::string differs_for(std::string_view bytes, std::uint64_t file_size_b
     if (bytes.size() < data_offset) return "";
     auto text = as_bytes(bytes).first(data_offset).subspan(8);
     const outcome second = outcome_of([&] {
-        return parse_safetensors_text([&] { return std::exchange(text, {}); }, data_offset, file_size_bytes,
-                                      safetensors_metadata::kept);
+        return to_safetensors_header(parse_safetensors_text([&] { return std::exchange(text, {}); },
+                                                            data_offset, file_size_bytes,
+                                                            safetensors_metadata::kept));
     });
     for (const std::size_t part_bytes : {plain_part_bytes, 1 + bytes.size() % 100}) {
         const outcome first = outcome_of([&] {
-            return parse_safetensors_bytes(as_bytes(bytes), file_size_bytes, safetensors_metadata::kept,
-                                           part_bytes);
+            return to_safetensors_header(parse_safetensors_bytes(as_bytes(bytes), file_size_bytes,
+                                                                 safetensors_metadata::kept, part_bytes));
         });
         if (first.error != second.error) return "two parsers give different errors";
         if (first.header.tensors != second.header.tensors || first.header.metadata != second.header.metadata)
