@@ -28,7 +28,7 @@ struct load_options;
 struct loaded_tensors;
 
 namespace detail {
-struct found_request;
+struct load_job;
 class loaded_block;
 struct opened_tensors;
 }  // namespace detail
@@ -219,9 +219,9 @@ class tensor_files {
     explicit tensor_files(std::shared_ptr<const detail::opened_tensors> opened);
     friend loaded_tensors load_tensors(std::span<const std::filesystem::path> files,
                                        const pinflow::device& device, const load_options& options);
-    std::vector<std::size_t> select_indices(std::span<const std::string> patterns) const;
-    loaded_tensors load_found(std::span<const detail::found_request> requests, const pinflow::device& device,
-                              const load_options& options) const;
+    std::vector<std::uint32_t> select_indices(std::span<const std::string> patterns) const;
+    loaded_tensors load_jobs(std::vector<detail::load_job> jobs, const pinflow::device& device,
+                             const load_options& options) const;
 
     std::shared_ptr<const detail::opened_tensors> opened_;
 };

@@ -29,55 +29,16 @@ std::string label_of(const opened_tensors& opened, std::size_t index) {
                        quote(opened.paths[tensor.file].string(), max_shown_path));
 }
 
-/// Sets the runs of a slice.
 /// @throws invalid_argument.
-void set_slice(load_job& job, const opened_tensors& opened, const tensor_slice& slice) {
-    const stored_tensor& tensor = opened.stored[job.tensor];
+void check_slice(const opened_tensors& opened, std::size_t index, const tensor_slice& slice) {
+    const stored_tensor& tensor = opened.stored[index];
     if (slice.axis >= tensor.shape.size())
         throw invalid_argument(fmt::format("cannot slice {} along axis {}: its shape is {}",
-                                           label_of(opened, job.tensor), slice.axis,
-                                           to_string(tensor.shape)));
-    const std::uint64_t length = tensor.shape[slice.axis];
-    if (slice.begin > slice.end || slice.end > length)
+                                           label_of(opened, index), slice.axis, to_string(tensor.shape)));
+    if (slice.begin > slice.end || slice.end > tensor.shape[slice.axis])
         throw invalid_argument(fmt::format("cannot slice {} from {} to {} along axis {}: its shape is {}",
-                                           label_of(opened, job.tensor), slice.begin, slice.end, slice.axis,
+                                           label_of(opened, index), slice.begin, slice.end, slice.axis,
                                            to_string(tensor.shape)));
-    job.slice = &slice;
-    // strides of an array without elements count lengths of 0 as 1
-    const auto strides = c_strides_bytes(tensor.shape, tensor.dtype->size_bytes());
-    const auto index_bytes = static_cast<std::uint64_t>(strides[slice.axis]);
-    job.run_count = 1;
-    for (std::size_t axis = 0; axis < slice.axis; ++axis)
-        job.run_count *= tensor.shape[axis];
-    job.run_bytes = index_bytes * (slice.end - slice.begin);
-    job.stride_bytes = index_bytes * length;
-    job.first_bytes = index_bytes * slice.begin;
-    if (job.run_bytes == job.stride_bytes) {
-        job.run_bytes *= job.run_count;
-        job.run_count = 1;
-    }
-}
-
-load_job job_of(const opened_tensors& opened, const found_request& request) {
-    const stored_tensor& tensor = opened.stored[request.tensor];
-    load_job job{.tensor = request.tensor,
-                 .size_bytes = tensor.size_bytes,
-                 .run_bytes = tensor.size_bytes,
-                 .destination = request.destination};
-    if (request.dtype != nullptr && !(*request.dtype == *tensor.dtype)) {
-        if (!can_cast(*tensor.dtype, *request.dtype))
-            throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
-                                               tensor.dtype->descr(), request.dtype->descr()));
-        job.cast = request.dtype;
-    }
-    if (request.slice != nullptr) set_slice(job, opened, *request.slice);
-    if (!job.is_cast() && job.slice == nullptr) return job;
-    const pinflow::dtype& type = type_of(opened, job);
-    const shape_vector shape = shape_of(opened, job);
-    if (!multiply(element_count(shape), type.size_bytes(), job.size_bytes))
-        throw invalid_argument(fmt::format("{} of shape {} is too large for elements of {}",
-                                           label_of(opened, job.tensor), to_string(shape), type.descr()));
-    return job;
 }
 
 /// Makes the blocks, units and pieces of a plan, job by job.
@@ -87,18 +48,20 @@ class planner {
         : plan_(plan), opened_(opened), device_(device), raw_bytes_(opened.files.size()) {
         plan.mapped.resize(opened.files.size());
         plan.pieces.reserve(plan.jobs.size());
+        small_.reserve(plan.jobs.size());
+        if (device.kind() != device_kind::host) return;
         for (const load_job& job : plan.jobs) {
             const stored_tensor& stored = opened.stored[job.tensor];
-            if (stored.offset_bytes && is_contiguous(job)) raw_bytes_[stored.file] += job.size_bytes;
+            if (stored.offset_bytes && job.is_contiguous()) raw_bytes_[stored.file] += job.size_bytes;
         }
     }
 
-    void add(std::size_t index) {
+    void add(std::uint32_t index) {
         load_job& job = plan_.jobs[index];
         if (job.size_bytes == 0) return;
         plan_.total_bytes += job.size_bytes;
         const bool is_raw = opened_.stored[job.tensor].offset_bytes.has_value();
-        const bool is_contiguous = is_raw && job.run_count == 1 && !job.is_cast();
+        const bool is_contiguous = is_raw && job.is_contiguous();
         const bool is_mapped = place(job, is_contiguous);
         if (is_mapped) {
             plan_.mapped_bytes += job.size_bytes;
@@ -110,7 +73,7 @@ class planner {
                                 "can be decoded",
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
             decoded_.push_back({plan_.pieces.size(), 1, true});
-            plan_.pieces.push_back({index, 0, job.size_bytes, 0});
+            plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
         } else if (job.size_bytes >= min_own_block_bytes) {
             for (std::uint64_t begin = 0; begin < job.size_bytes;) {
                 const std::uint64_t left = job.size_bytes - begin;
@@ -121,7 +84,7 @@ class planner {
                     leaves_short ? load_unit_bytes / 2 : std::min(load_unit_bytes, left);
                 auto& units = is_contiguous ? plan_.copyable : plan_.others;
                 units.push_back({plan_.pieces.size(), 1, false});
-                plan_.pieces.push_back({index, begin, size_bytes, 0});
+                plan_.pieces.push_back({.job = index, .begin_bytes = begin, .size_bytes = size_bytes});
                 begin += size_bytes;
             }
         } else {
@@ -143,7 +106,7 @@ class planner {
     /// Sets where a job is delivered. @return whether it is a mapping.
     bool place(load_job& job, bool is_contiguous) {
         if (job.destination != nullptr) {
-            job.block = plan_.blocks.size();
+            job.block = next_block();
             plan_.blocks.push_back({job.size_bytes, job.destination});
             return false;
         }
@@ -154,19 +117,19 @@ class planner {
             const std::uint64_t end = place.offset_bytes + job.size_bytes;
             const bool is_first = range.end_bytes == 0;
             range = {is_first ? begin : std::min(range.begin_bytes, begin), std::max(range.end_bytes, end)};
-            job.block = plan_.blocks.size();
+            job.block = next_block();
             plan_.blocks.push_back({job.size_bytes, nullptr, place});
             return true;
         }
         if (job.size_bytes >= min_own_block_bytes) {
-            job.block = plan_.blocks.size();
+            job.block = next_block();
             plan_.blocks.push_back({job.size_bytes});
             return false;
         }
         const std::uint64_t offset =
             shared_block_ ? rounded_up(plan_.blocks[*shared_block_].size_bytes, block_alignment) : 0;
         if (!shared_block_ || offset + job.size_bytes > shared_block_bytes) {
-            shared_block_ = plan_.blocks.size();
+            shared_block_ = next_block();
             plan_.blocks.push_back({job.size_bytes});
         } else {
             plan_.blocks[*shared_block_].size_bytes = offset + job.size_bytes;
@@ -175,6 +138,8 @@ class planner {
         job.block = *shared_block_;
         return false;
     }
+
+    std::uint32_t next_block() const { return static_cast<std::uint32_t>(plan_.blocks.size()); }
 
     /// Whether a contiguous tensor is mapped: on the host device, if it is aligned for its type, and enough
     /// of its file is loaded.
@@ -198,9 +163,11 @@ class planner {
             std::uint64_t offset = rounded_up(end, block_alignment);
             if (last != nullptr && last->block == job.block)
                 offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
-            const bool kinds_differ = last != nullptr && is_contiguous(*last) != is_contiguous(job);
+            const bool kinds_differ = last != nullptr && last->is_contiguous() != job.is_contiguous();
             if (last != nullptr && (kinds_differ || offset + job.size_bytes > load_unit_bytes)) break;
-            plan_.pieces.push_back({small_[next], 0, job.size_bytes, offset});
+            plan_.pieces.push_back({.job = small_[next],
+                                    .unit_offset_bytes = static_cast<std::uint32_t>(offset),
+                                    .size_bytes = job.size_bytes});
             ++unit.piece_count;
             end = offset + job.size_bytes;
             last = &job;
@@ -208,15 +175,13 @@ class planner {
         return unit;
     }
 
-    static bool is_contiguous(const load_job& job) { return job.run_count == 1 && !job.is_cast(); }
-
     /// Whether every copy of a unit is long enough for the copy engine.
     bool is_copyable(const load_unit& unit) const {
         std::uint64_t length = 0;
         const load_job* last = nullptr;
         for (const load_piece& piece : plan_.pieces_of(unit)) {
             const load_job& job = plan_.jobs[piece.job];
-            if (!is_contiguous(job)) return false;
+            if (!job.is_contiguous()) return false;
             if (last != nullptr && !follows(*last, job)) {
                 if (length < link_profile().min_engine_bytes) return false;
                 length = 0;
@@ -238,9 +203,10 @@ class planner {
     load_plan& plan_;
     const opened_tensors& opened_;
     pinflow::device device_;
-    std::optional<std::size_t> shared_block_;
-    std::vector<std::uint64_t> raw_bytes_;  ///< for each file, of contiguous tensors and slices as stored
-    std::vector<std::size_t> small_;
+    std::optional<std::uint32_t> shared_block_;
+    /// For each file, of contiguous tensors and slices as stored. On the host device only.
+    std::vector<std::uint64_t> raw_bytes_;
+    std::vector<std::uint32_t> small_;
     std::vector<load_unit> decoded_;
 };
 
@@ -253,11 +219,6 @@ const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name
             by_name_.emplace(stored[i].name, i);
     });
     return by_name_;
-}
-
-file_position position_of(const opened_tensors& opened, const load_job& job) {
-    const stored_tensor& stored = opened.stored[job.tensor];
-    return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
 }
 
 void refuse(const opened_tensors& opened, const std::string& name) {
@@ -276,23 +237,76 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
                                                ? quote(opened.paths.front().string(), max_shown_path)
                                                : fmt::format("{} files", opened.files.size())));
     }
-    return {found->second, request.slice ? &*request.slice : nullptr,
-            request.dtype ? &*request.dtype : nullptr, request.destination};
+    return {.tensor = static_cast<std::uint32_t>(found->second),
+            .slice = request.slice ? &*request.slice : nullptr,
+            .dtype = request.dtype ? &*request.dtype : nullptr,
+            .destination = request.destination};
 }
 
-load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
-                    const pinflow::device& device) {
-    load_plan plan;
-    plan.jobs.reserve(requests.size());
+load_job job_of(const opened_tensors& opened, const found_request& request) {
+    const stored_tensor& tensor = opened.stored[request.tensor];
+    load_job job{
+        .tensor = request.tensor, .size_bytes = tensor.size_bytes, .destination = request.destination};
+    if (request.dtype != nullptr && !(*request.dtype == *tensor.dtype)) {
+        if (!can_cast(*tensor.dtype, *request.dtype))
+            throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
+                                               tensor.dtype->descr(), request.dtype->descr()));
+        job.cast = request.dtype;
+    }
+    if (request.slice != nullptr) {
+        check_slice(opened, request.tensor, *request.slice);
+        job.slice = request.slice;
+        const byte_runs runs = runs_of(opened, job);
+        job.first_bytes = runs.first_bytes;
+        job.has_gaps = runs.count != 1;
+    }
+    if (!job.is_cast() && job.slice == nullptr) return job;
+    const pinflow::dtype& type = type_of(opened, job);
+    const shape_vector shape = shape_of(opened, job);
+    if (!multiply(element_count(shape), type.size_bytes(), job.size_bytes))
+        throw invalid_argument(fmt::format("{} of shape {} is too large for elements of {}",
+                                           label_of(opened, job.tensor), to_string(shape), type.descr()));
+    return job;
+}
+
+std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests) {
+    std::vector<load_job> jobs;
+    jobs.reserve(requests.size());
     std::vector<bool> is_requested(opened.stored.size(), false);
     for (const found_request& request : requests) {
-        plan.jobs.push_back(job_of(opened, request));
-        const std::size_t tensor = plan.jobs.back().tensor;
-        if (is_requested[tensor])
-            throw invalid_argument(fmt::format("cannot load {} twice at once", label_of(opened, tensor)));
-        is_requested[tensor] = true;
+        jobs.push_back(job_of(opened, request));
+        if (is_requested[request.tensor])
+            throw invalid_argument(
+                fmt::format("cannot load {} twice at once", label_of(opened, request.tensor)));
+        is_requested[request.tensor] = true;
     }
+    return jobs;
+}
 
+byte_runs runs_of(const opened_tensors& opened, const load_job& job) {
+    const stored_tensor& tensor = opened.stored[job.tensor];
+    if (job.slice == nullptr) return {.size_bytes = tensor.size_bytes};
+    const tensor_slice& slice = *job.slice;
+    byte_runs runs;
+    for (const std::uint64_t length : tensor.shape.first(slice.axis))
+        runs.count *= length;
+    // strides of an array without elements count lengths of 0 as 1
+    std::uint64_t index_bytes = tensor.dtype->size_bytes();
+    for (const std::uint64_t length : tensor.shape.subspan(slice.axis + 1))
+        index_bytes *= std::max<std::uint64_t>(length, 1);
+    runs.size_bytes = index_bytes * (slice.end - slice.begin);
+    runs.stride_bytes = index_bytes * tensor.shape[slice.axis];
+    runs.first_bytes = index_bytes * slice.begin;
+    if (runs.size_bytes == runs.stride_bytes) {
+        runs.size_bytes *= runs.count;
+        runs.count = 1;
+    }
+    return runs;
+}
+
+load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device) {
+    load_plan plan;
+    plan.jobs = std::move(jobs);
     // in the order of files and offsets, so that neighbours in a file become neighbours in memory
     const auto place_of = [&](const load_job& job) {
         const file_position place = position_of(opened, job);
@@ -300,13 +314,13 @@ load_plan plan_load(const opened_tensors& opened, std::span<const found_request>
     };
     planner planner(plan, opened, device);
     if (std::ranges::is_sorted(plan.jobs, {}, place_of)) {
-        for (std::size_t i = 0; i < plan.jobs.size(); ++i)
+        for (std::uint32_t i = 0; i < plan.jobs.size(); ++i)
             planner.add(i);
     } else {
-        std::vector<std::size_t> order(plan.jobs.size());
-        std::iota(order.begin(), order.end(), std::size_t{0});
-        std::ranges::sort(order, {}, [&](std::size_t i) { return std::pair(place_of(plan.jobs[i]), i); });
-        for (const std::size_t i : order)
+        std::vector<std::uint32_t> order(plan.jobs.size());
+        std::iota(order.begin(), order.end(), std::uint32_t{0});
+        std::ranges::sort(order, {}, [&](std::uint32_t i) { return std::pair(place_of(plan.jobs[i]), i); });
+        for (const std::uint32_t i : order)
             planner.add(i);
     }
     planner.finish();

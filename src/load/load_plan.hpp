@@ -116,21 +116,19 @@ class loaded_block {
 /// One tensor of a load. Bytes are counted in C order. Small, as a load may have many: the memory of new jobs
 /// costs a page fault for each 4 KiB.
 struct load_job {
-    std::size_t tensor = 0;                ///< index in opened_tensors
+    std::uint32_t tensor = 0;              ///< index in opened_tensors
+    std::uint32_t block = 0;               ///< where it is delivered
+    std::uint64_t block_offset_bytes = 0;  ///< in `block`
     const pinflow::dtype* cast = nullptr;  ///< the type as delivered, if it is not the stored one
     const tensor_slice* slice = nullptr;   ///< null: the whole tensor
     std::uint64_t size_bytes = 0;          ///< as delivered
-    // the slice in the stored elements: run_count runs of run_bytes, stride_bytes apart, from first_bytes on
-    std::uint64_t run_count = 1;
-    std::uint64_t run_bytes = 0;
-    std::uint64_t stride_bytes = 0;
-    std::uint64_t first_bytes = 0;
-    std::byte* destination = nullptr;  ///< the caller's
-    // where it is delivered
-    std::size_t block = 0;
-    std::uint64_t block_offset_bytes = 0;
+    std::uint64_t first_bytes = 0;         ///< of the slice, in the stored elements
+    std::byte* destination = nullptr;      ///< the caller's
+    bool has_gaps = false;  ///< the slice is not contiguous in the stored elements: see runs_of
 
     bool is_cast() const { return cast != nullptr; }
+    /// Whether the bytes are delivered as they are stored, in one piece.
+    bool is_contiguous() const { return !has_gaps && !is_cast(); }
 };
 
 /// The type of a job's elements in the file, but little-endian.
@@ -149,12 +147,21 @@ inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) 
     return shape;
 }
 
+/// The stored elements of a job: `count` runs of `size_bytes`, `stride_bytes` apart, from `first_bytes` on.
+struct byte_runs {
+    std::uint64_t count = 1;
+    std::uint64_t size_bytes = 0;
+    std::uint64_t stride_bytes = 0;
+    std::uint64_t first_bytes = 0;
+};
+byte_runs runs_of(const opened_tensors& opened, const load_job& job);
+
 /// A part of a tensor within a unit.
 struct load_piece {
-    std::size_t job = 0;
-    std::uint64_t begin_bytes = 0;  ///< as delivered
+    std::uint32_t job = 0;
+    std::uint32_t unit_offset_bytes = 0;  ///< in the staging buffer
+    std::uint64_t begin_bytes = 0;        ///< as delivered
     std::uint64_t size_bytes = 0;
-    std::uint64_t unit_offset_bytes = 0;  ///< in the staging buffer
 };
 
 /// Work of one thread: pieces that fit into a staging buffer together, or one tensor that is decoded.
@@ -203,7 +210,7 @@ inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
 
 /// A request of a tensor that has been found. What it points to must outlive the load.
 struct found_request {
-    std::size_t tensor = 0;  ///< index in opened_tensors
+    std::uint32_t tensor = 0;  ///< index in opened_tensors
     const tensor_slice* slice = nullptr;
     const pinflow::dtype* dtype = nullptr;
     std::byte* destination = nullptr;
@@ -216,12 +223,23 @@ struct found_request {
 /// @throws invalid_argument for a name that no tensor has; as `refuse` for a tensor that cannot be loaded.
 found_request find_request(const opened_tensors& opened, const tensor_request& request);
 
-/// @throws invalid_argument, unsupported; see tensor_files::load.
-load_plan plan_load(const opened_tensors& opened, std::span<const found_request> requests,
-                    const pinflow::device& device);
+/// The job of a request.
+/// @throws invalid_argument for a slice outside its axis, and a type that the elements cannot be cast to.
+load_job job_of(const opened_tensors& opened, const found_request& request);
+
+/// The jobs of requests.
+/// @throws as job_of; invalid_argument also for a tensor that is requested twice.
+std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests);
+
+/// @param jobs in the order of the requests, each of another tensor.
+/// @throws unsupported; see tensor_files::load.
+load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device);
 
 /// The file of a job, and the offset of its first byte there. Of a decoded job, only the file means
 /// something.
-file_position position_of(const opened_tensors& opened, const load_job& job);
+inline file_position position_of(const opened_tensors& opened, const load_job& job) {
+    const stored_tensor& stored = opened.stored[job.tensor];
+    return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
+}
 
 }  // namespace pinflow::detail

@@ -283,14 +283,14 @@ loaded_tensors tensor_files::load(std::span<const tensor_request> requests, cons
     found.reserve(requests.size());
     for (const tensor_request& each : requests)
         found.push_back(detail::find_request(*opened_, each));
-    return load_found(found, device, options);
+    return load_jobs(detail::jobs_of(*opened_, found), device, options);
 }
 
-loaded_tensors tensor_files::load_found(std::span<const detail::found_request> requests, const device& device,
-                                        const load_options& options) const {
+loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const device& device,
+                                       const load_options& options) const {
     const auto start = std::chrono::steady_clock::now();
     loaded_tensors loaded;
-    const detail::load_plan plan = detail::plan_load(*opened_, requests, device);
+    const detail::load_plan plan = detail::plan_load(*opened_, std::move(jobs), device);
     loaded.tensors.reserve(plan.jobs.size());
     loaded.indices.reserve(plan.jobs.size());
     {
@@ -314,8 +314,8 @@ loaded_tensors tensor_files::load_found(std::span<const detail::found_request> r
     return loaded;
 }
 
-std::vector<std::size_t> tensor_files::select_indices(std::span<const std::string> patterns) const {
-    std::vector<std::size_t> indices;
+std::vector<std::uint32_t> tensor_files::select_indices(std::span<const std::string> patterns) const {
+    std::vector<std::uint32_t> indices;
     if (patterns.empty()) {
         require_all();
         indices.resize(opened_->stored.size());
@@ -325,14 +325,14 @@ std::vector<std::size_t> tensor_files::select_indices(std::span<const std::strin
     std::vector<bool> is_selected(opened_->stored.size(), false);
     for (const std::string& each : patterns)
         select_matching(*opened_, each, is_selected);
-    for (std::size_t i = 0; i < is_selected.size(); ++i) {
+    for (std::uint32_t i = 0; i < is_selected.size(); ++i) {
         if (is_selected[i]) indices.push_back(i);
     }
     return indices;
 }
 
 std::vector<tensor_request> tensor_files::select(const load_options& options) const {
-    const std::vector<std::size_t> indices = select_indices(options.names);
+    const std::vector<std::uint32_t> indices = select_indices(options.names);
     std::vector<tensor_request> requests(indices.size());
     for (std::size_t i = 0; i < indices.size(); ++i) {
         const stored_tensor& tensor = opened_->stored[indices[i]];
@@ -346,14 +346,16 @@ loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const 
                             const load_options& options) {
     const auto start = std::chrono::steady_clock::now();
     const tensor_files opened(open_all({files.begin(), files.end()}));
-    const std::vector<std::size_t> indices = opened.select_indices(options.names);
-    std::vector<detail::found_request> requests(indices.size());
-    for (std::size_t i = 0; i < indices.size(); ++i) {
-        requests[i].tensor = indices[i];
-        if (options.dtype && can_be_cast(*opened.opened_->stored[indices[i]].dtype))
-            requests[i].dtype = &*options.dtype;
+    const std::vector<std::uint32_t> indices = opened.select_indices(options.names);
+    std::vector<detail::load_job> jobs;
+    jobs.reserve(indices.size());
+    for (const std::uint32_t index : indices) {
+        detail::found_request request{.tensor = index};
+        if (options.dtype && can_be_cast(*opened.opened_->stored[index].dtype))
+            request.dtype = &*options.dtype;
+        jobs.push_back(detail::job_of(*opened.opened_, request));
     }
-    loaded_tensors loaded = opened.load_found(requests, device, options);
+    loaded_tensors loaded = opened.load_jobs(std::move(jobs), device, options);
     loaded.report.duration = std::chrono::steady_clock::now() - start;
     return loaded;
 }

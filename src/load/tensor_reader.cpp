@@ -60,36 +60,37 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
                                 std::span<std::byte> destination) {
     const file_position first = position_of(opened_, job);
     const input_file& file = *opened_.files[first.file];
-    if (job.run_count == 1) {
+    if (!job.has_gaps) {
         file.read(first.offset_bytes + begin_bytes, destination);
         return;
     }
+    const byte_runs runs = runs_of(opened_, job);
     // runs that are read together with their gaps are copied once more
-    const bool reads_gaps = job.stride_bytes - job.run_bytes + job.run_bytes / 3 < read_cost_bytes;
+    const bool reads_gaps = runs.stride_bytes - runs.size_bytes + runs.size_bytes / 3 < read_cost_bytes;
     if (!reads_gaps) return read_runs(job, begin_bytes, destination);
-    const std::uint64_t joined_runs = std::max<std::uint64_t>(max_joined_read_bytes / job.stride_bytes, 1);
+    const std::uint64_t joined_runs = std::max<std::uint64_t>(max_joined_read_bytes / runs.stride_bytes, 1);
     while (!destination.empty()) {
-        const std::uint64_t run = begin_bytes / job.run_bytes;
-        const std::uint64_t skipped = begin_bytes % job.run_bytes;
-        const std::uint64_t offset = first.offset_bytes + run * job.stride_bytes + skipped;
+        const std::uint64_t run = begin_bytes / runs.size_bytes;
+        const std::uint64_t skipped = begin_bytes % runs.size_bytes;
+        const std::uint64_t offset = first.offset_bytes + run * runs.stride_bytes + skipped;
         const std::uint64_t wanted =
-            std::min<std::uint64_t>(joined_runs * job.run_bytes - skipped, destination.size());
-        const std::uint64_t of_first = std::min(job.run_bytes - skipped, wanted);
+            std::min<std::uint64_t>(joined_runs * runs.size_bytes - skipped, destination.size());
+        const std::uint64_t of_first = std::min(runs.size_bytes - skipped, wanted);
         if (wanted == of_first) {
             file.read(offset, destination.first(wanted));
         } else {
             // from the first wanted byte to the last one
             const std::uint64_t others = wanted - of_first;
-            const std::uint64_t last_runs = (others - 1) / job.run_bytes;
-            const std::uint64_t span_bytes = job.stride_bytes - skipped + last_runs * job.stride_bytes +
-                                             (others - last_runs * job.run_bytes);
+            const std::uint64_t last_runs = (others - 1) / runs.size_bytes;
+            const std::uint64_t span_bytes = runs.stride_bytes - skipped + last_runs * runs.stride_bytes +
+                                             (others - last_runs * runs.size_bytes);
             std::byte* const span = read_scratch_.reserve(span_bytes);
             file.read(offset, {span, span_bytes});
             std::memcpy(destination.data(), span, of_first);
-            for (std::uint64_t done = 0; done < others; done += job.run_bytes)
+            for (std::uint64_t done = 0; done < others; done += runs.size_bytes)
                 std::memcpy(destination.data() + of_first + done,
-                            span + (job.stride_bytes - skipped) + done / job.run_bytes * job.stride_bytes,
-                            std::min(job.run_bytes, others - done));
+                            span + (runs.stride_bytes - skipped) + done / runs.size_bytes * runs.stride_bytes,
+                            std::min(runs.size_bytes, others - done));
         }
         destination = destination.subspan(wanted);
         begin_bytes += wanted;
@@ -101,16 +102,17 @@ void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
                               std::span<std::byte> destination) {
     const file_position first = position_of(opened_, job);
     const input_file& file = *opened_.files[first.file];
+    const byte_runs runs = runs_of(opened_, job);
     const int descriptor = descriptor_of(first.file).get();
-    const bool reads_ahead = job.stride_bytes - job.run_bytes <= max_read_ahead_gap_bytes;
+    const bool reads_ahead = runs.stride_bytes - runs.size_bytes <= max_read_ahead_gap_bytes;
     std::uint64_t ahead = 0;  // read-ahead was requested up to this offset of the file
     while (!destination.empty()) {
-        const std::uint64_t skipped = begin_bytes % job.run_bytes;
+        const std::uint64_t skipped = begin_bytes % runs.size_bytes;
         const std::uint64_t offset =
-            first.offset_bytes + begin_bytes / job.run_bytes * job.stride_bytes + skipped;
-        const std::uint64_t wanted = std::min<std::uint64_t>(job.run_bytes - skipped, destination.size());
+            first.offset_bytes + begin_bytes / runs.size_bytes * runs.stride_bytes + skipped;
+        const std::uint64_t wanted = std::min<std::uint64_t>(runs.size_bytes - skipped, destination.size());
         if (reads_ahead && offset + wanted > ahead) {
-            const std::uint64_t left = destination.size() / job.run_bytes * job.stride_bytes + wanted;
+            const std::uint64_t left = destination.size() / runs.size_bytes * runs.stride_bytes + wanted;
             system::read_ahead(descriptor, offset, std::min(left, read_ahead_bytes));
             ahead = offset + std::min(left, read_ahead_bytes);
         }
@@ -142,13 +144,15 @@ void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destin
 }
 
 void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> destination) {
+    const byte_runs runs = runs_of(opened_, job);
     while (!destination.empty()) {
-        const std::uint64_t in_run = done_bytes_ % job.run_bytes;
-        const std::uint64_t begin = job.first_bytes + done_bytes_ / job.run_bytes * job.stride_bytes + in_run;
+        const std::uint64_t in_run = done_bytes_ % runs.size_bytes;
+        const std::uint64_t begin =
+            runs.first_bytes + done_bytes_ / runs.size_bytes * runs.stride_bytes + in_run;
         if (begin > position_bytes_) skip(begin - position_bytes_);
         if (*stopped_) return;
         const auto part =
-            destination.first(std::min<std::uint64_t>(destination.size(), job.run_bytes - in_run));
+            destination.first(std::min<std::uint64_t>(destination.size(), runs.size_bytes - in_run));
         stream_->read(part);
         position_bytes_ += part.size();
         done_bytes_ += part.size();
