@@ -323,7 +323,8 @@ void check_layout(detail::header_content& content, std::uint64_t data_size_bytes
         sorted.reserve(content.count());
         std::ranges::copy(content.tensors(), std::back_inserter(sorted));
         std::ranges::sort(sorted, {}, place_of);
-        content.lists.assign(1, std::move(sorted));
+        content.lists.clear();
+        content.lists.push_back(std::move(sorted));
     }
     std::uint64_t end = 0;
     const detail::header_tensor* before = nullptr;

@@ -216,7 +216,8 @@ class tensor_files {
                         const load_options& options = {}) const;
 
  private:
-    explicit tensor_files(std::shared_ptr<const detail::opened_tensors> opened);
+    struct without_descriptions {};
+    tensor_files(without_descriptions, std::shared_ptr<const detail::opened_tensors> opened);
     friend loaded_tensors load_tensors(std::span<const std::filesystem::path> files,
                                        const pinflow::device& device, const load_options& options);
     std::vector<std::uint32_t> select_indices(std::span<const std::string> patterns) const;

@@ -79,7 +79,7 @@ class planner {
                 const std::uint64_t left = job.size_bytes - begin;
                 // no last piece is too short for the copy engine
                 const bool leaves_short =
-                    left > load_unit_bytes && left - load_unit_bytes < link_profile().min_copied_bytes;
+                    left > load_unit_bytes && left - load_unit_bytes < thresholds.min_copied_bytes;
                 const std::uint64_t size_bytes =
                     leaves_short ? load_unit_bytes / 2 : std::min(load_unit_bytes, left);
                 auto& units = is_contiguous ? plan_.copyable : plan_.others;
@@ -183,13 +183,13 @@ class planner {
             const load_job& job = plan_.jobs[piece.job];
             if (!job.is_contiguous()) return false;
             if (last != nullptr && !follows(*last, job)) {
-                if (length < link_profile().min_engine_bytes) return false;
+                if (length < thresholds.min_engine_bytes) return false;
                 length = 0;
             }
             length += job.size_bytes;
             last = &job;
         }
-        return length >= link_profile().min_engine_bytes;
+        return length >= thresholds.min_engine_bytes;
     }
     /// Whether a job's bytes follow those of another one, both in the file and in the block.
     bool follows(const load_job& first, const load_job& second) const {

@@ -250,7 +250,8 @@ const device_tensor& loaded_tensors::operator[](const std::string& name) const {
     return tensors[found->second];
 }
 
-tensor_files::tensor_files(std::shared_ptr<const opened_tensors> opened) : opened_(std::move(opened)) {}
+tensor_files::tensor_files(without_descriptions, std::shared_ptr<const opened_tensors> opened)
+    : opened_(std::move(opened)) {}
 
 tensor_files::tensor_files(std::vector<std::filesystem::path> files)
     : opened_(open_and_describe(std::move(files))) {}
@@ -345,7 +346,7 @@ std::vector<tensor_request> tensor_files::select(const load_options& options) co
 loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const device& device,
                             const load_options& options) {
     const auto start = std::chrono::steady_clock::now();
-    const tensor_files opened(open_all({files.begin(), files.end()}));
+    const tensor_files opened(tensor_files::without_descriptions{}, open_all({files.begin(), files.end()}));
     const std::vector<std::uint32_t> indices = opened.select_indices(options.names);
     std::vector<detail::load_job> jobs;
     jobs.reserve(indices.size());
