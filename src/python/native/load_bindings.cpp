@@ -121,20 +121,6 @@ nb::dict dict_of(const load_report& report) {
     return made;
 }
 
-/// The requests of a load of all tensors, or of those that names and patterns select.
-std::vector<tensor_request> requests_of_all(const tensor_files& files,
-                                            const std::optional<std::vector<file_name>>& names,
-                                            const std::string& type) {
-    if (names && names->empty()) return {};
-    load_options options;
-    if (!type.empty()) options.dtype = dtype::parse(type);
-    if (names) {
-        for (const file_name& each : *names)
-            options.names.push_back(each.bytes);
-    }
-    return files.select(options);
-}
-
 /// How a load is done, and what its tensors become.
 struct python_options {
     std::string device;
@@ -151,33 +137,30 @@ nb::object for_torch(const device_tensor& tensor) {
     return capsule_of(to_dlpack<dlpack::managed_tensor>(tensor));
 }
 
-/// Checks that all types can become tensors of other libraries, before anything is read.
-void check_types(const tensor_files& files, const std::vector<tensor_request>& requests) {
-    for (const tensor_request& request : requests) {
-        const dtype& type = request.dtype ? *request.dtype : files.tensor(request.name).dtype;
-        try {
-            static_cast<void>(dlpack::type_of(type));
-        } catch (const unsupported& failure) {
-            throw unsupported("cannot make a tensor of '" + request.name + "': " + failure.what());
-        }
+/// Checks that a tensor can become one of another library.
+void check_type(const std::string& name, const dtype& type) {
+    try {
+        static_cast<void>(dlpack::type_of(type));
+    } catch (const unsupported& failure) {
+        throw unsupported("cannot make a tensor of '" + name + "': " + failure.what());
     }
 }
 
-/// @return (names, tensors, report): the tensors are DeviceTensor objects, or what for_torch returns.
-nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& requests,
-               const python_options& wanted) {
-    drop_given_up();
-    if (wanted.as_capsules) check_types(files, requests);
-    const device on = device::parse(wanted.device);
+load_options options_of(const python_options& wanted) {
     load_options options;
     options.route = route_of(wanted.route);
     options.threads = wanted.threads;
     if (!wanted.allocate.is_none()) options.resource = std::make_shared<python_memory>(wanted.allocate);
     options.progress = progress_of(wanted.progress);
-    loaded_tensors loaded = [&] {
-        const gil_release released;
-        return files.load(requests, on, options);
-    }();
+    return options;
+}
+
+/// @return (names, tensors, report): the tensors are DeviceTensor objects, or what for_torch returns.
+nb::tuple for_python(loaded_tensors loaded, const python_options& wanted) {
+    if (wanted.as_capsules) {
+        for (const device_tensor& tensor : loaded.tensors)
+            check_type(tensor.name(), tensor.dtype());
+    }
     nb::list names;
     nb::list tensors;
     for (device_tensor& tensor : loaded.tensors) {
@@ -189,6 +172,50 @@ nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& req
         }
     }
     return nb::make_tuple(names, tensors, dict_of(loaded.report));
+}
+
+nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& requests,
+               const python_options& wanted) {
+    drop_given_up();
+    if (wanted.as_capsules) {  // before anything is read
+        for (const tensor_request& request : requests)
+            check_type(request.name, request.dtype ? *request.dtype : files.tensor(request.name).dtype);
+    }
+    const device on = device::parse(wanted.device);
+    const load_options options = options_of(wanted);
+    loaded_tensors loaded = [&] {
+        const gil_release released;
+        return files.load(requests, on, options);
+    }();
+    return for_python(std::move(loaded), wanted);
+}
+
+std::vector<std::filesystem::path> paths_of(const std::vector<file_name>& names) {
+    std::vector<std::filesystem::path> paths;
+    for (const file_name& each : names)
+        paths.emplace_back(each.bytes);
+    return paths;
+}
+
+/// Loads all tensors of the files, or those that names and patterns select. Needs no descriptions, which take
+/// time for many small tensors.
+nb::tuple load_all(const std::vector<file_name>& files, const std::optional<std::vector<file_name>>& names,
+                   const std::string& type, const python_options& wanted) {
+    drop_given_up();
+    const device on = device::parse(wanted.device);
+    load_options options = options_of(wanted);
+    if (!type.empty()) options.dtype = dtype::parse(type);
+    if (names) {
+        for (const file_name& each : *names)
+            options.names.push_back(each.bytes);
+    }
+    const std::vector<std::filesystem::path> paths = paths_of(files);
+    const bool selects_none = names && names->empty();  // in load_options, no names mean all
+    loaded_tensors loaded = [&] {
+        const gil_release released;
+        return selects_none ? tensor_files(paths).load({}, on, options) : load_tensors(paths, on, options);
+    }();
+    return for_python(std::move(loaded), wanted);
 }
 
 nb::object export_tensor(const device_tensor& tensor, const nb::object& stream, const nb::object& max_version,
@@ -224,9 +251,7 @@ void save(const file_name& path, const std::vector<python_tensor>& tensors,
 }
 
 std::shared_ptr<tensor_files> open_files(const std::vector<file_name>& names) {
-    std::vector<std::filesystem::path> paths;
-    for (const file_name& each : names)
-        paths.emplace_back(each.bytes);
+    std::vector<std::filesystem::path> paths = paths_of(names);
     const gil_release released;
     return std::make_shared<tensor_files>(std::move(paths));
 }
@@ -275,19 +300,17 @@ void bind_loads(nb::module_& module) {
                             {device, route, threads, as_capsules, allocate, progress});
             },
             nb::arg("requests"), nb::arg("device"), nb::arg("route"), nb::arg("threads"),
-            nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none())
-        .def(
-            "load_all",
-            [](const tensor_files& self, const std::optional<std::vector<file_name>>& names,
-               const std::string& type, const std::string& device, const std::string& route, unsigned threads,
-               bool as_capsules, const nb::object& allocate, const nb::object& progress) {
-                return load(self, requests_of_all(self, names, type),
-                            {device, route, threads, as_capsules, allocate, progress});
-            },
-            nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
-            nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(),
-            nb::arg("progress").none());
+            nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
     module.def("tensor_files", &open_files, nb::arg("paths"));
+    module.def(
+        "load_all",
+        [](const std::vector<file_name>& paths, const std::optional<std::vector<file_name>>& names,
+           const std::string& type, const std::string& device, const std::string& route, unsigned threads,
+           bool as_capsules, const nb::object& allocate, const nb::object& progress) {
+            return load_all(paths, names, type, {device, route, threads, as_capsules, allocate, progress});
+        },
+        nb::arg("paths"), nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
+        nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
     module.def("save_tensors", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
                nb::arg("device"), nb::arg("stream").none());
 }

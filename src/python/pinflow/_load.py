@@ -140,10 +140,10 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
         raise InvalidArgument("load_files takes a list of files; load_file takes one")
     if names is not None and (isinstance(names, str) or not all(isinstance(each, str) for each in names)):
         raise InvalidArgument("names is a list of names and patterns")
-    native = _open(filenames)
+    paths = [_path_text(each) for each in filenames]
     spelling = "" if dtype is None else _type_spelling(dtype)
     chosen = None if names is None else builtins.list(names)
-    return _load(functools.partial(native.load_all, chosen, spelling), device, framework, route, threads, progress)
+    return _load(functools.partial(_native.load_all, paths, chosen, spelling), device, framework, route, threads, progress)
 
 
 def _open(filenames: Iterable[PathLike]) -> _native.TensorFiles:
@@ -159,7 +159,7 @@ def _path_text(path: PathLike) -> str:
 
 def _load(load: Callable[..., Any], device: Any, framework: Optional[str], route: str = "auto", threads: int = 0,
           progress: Optional[Progress] = None) -> LoadedTensors:
-    """Calls a load function of `_native.TensorFiles`, and makes the tensors of a framework of the result."""
+    """Calls a load function of `_native`, and makes the tensors of a framework of the result."""
     if not isinstance(threads, int) or not 0 <= threads < 1 << 16:
         raise InvalidArgument(f"threads must be a whole number from 0 to 65535, not {threads!r}")
     where = _device_name(device)
@@ -195,7 +195,7 @@ def _numpy_of(tensor: _native.DeviceTensor) -> Any:
 
 
 def _torch_allocator(torch: Any, device: str) -> Callable[[int], Tuple[Any, int, int]]:
-    """Allocates bytes with PyTorch, for `_native.TensorFiles.load`."""
+    """Allocates bytes with PyTorch, for the load functions of `_native`."""
     where = torch.device(device)
 
     def allocate(nbytes: int) -> Tuple[Any, int, int]:
