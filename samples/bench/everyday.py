@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Measures the shapes that people train on: on a GPU relative to the link, on the host relative to numpy.
 
-    python3 everyday.py TAKE_BATCHES PINFLOW [--dir DIR] [--cells "NAME;NAME"] [--device cuda|host] [--gib 8]
-                        [--repetitions 3] [--results RESULTS.md] [--skip-peers]
+    python3 everyday.py TAKE_BATCHES PINFLOW [--dir DIR] [--cells "NAME;NAME"] [--device cuda|host] [--host-grid]
+                        [--gib 8] [--repetitions 3] [--results RESULTS.md] [--skip-peers]
 
 TAKE_BATCHES is the program made from take_batches.cpp, PINFLOW the tool. Every cell makes its files in a folder below
 DIR, which is removed at the end, and reads them into the page cache. A GPU cell streams them for five epochs (one in
@@ -12,8 +12,10 @@ in turns with one numpy thread that gathers the rows of np.load(mmap_mode="r"). 
 one file of 1 GiB instead. The cells "one epoch" and "first of five" count the first epoch, all others the median of the
 later epochs. Contents are checked by the digest, which must be that of `pinflow stream --device host --route read`; on
 the host in a run that is not timed. LINK is the rate of a 256 MiB copy from pinned memory in the same run. An unknown
-name in --cells prints all names. With --results the table between two marks in that file is replaced, unless something
-failed. After all cells, `baselines.py --only samples` runs if a GPU cell was selected, unless --skip-peers is given.
+name in --cells prints all names. --host-grid measures other cells: images with labels on the host, rows of 3, 12 and
+48 KiB, batches of 64, 256 and 1024, sequential and shuffled. With --results the table between two marks in that file
+is replaced, unless something failed. After all cells, `baselines.py --only samples` runs if a GPU cell was selected,
+unless --skip-peers is given.
 """
 import argparse
 import atexit
@@ -93,6 +95,13 @@ def cells_of_host():
     yield Cell("host 4K, 10000 files", "host", 4 * KIB, 64, files=10000, cores=2)
 
 
+def cells_of_host_grid():
+    for row in (3, 12, 48):
+        for batch in (64, 256, 1024):
+            for order in ("sequential", "shuffled"):
+                yield Cell(f"host {row}K+label by {batch}, {order}", "host", row * KIB, batch, order, labels=1, cores=2)
+
+
 cells = [*cells_of_gpu(), *cells_of_host()]
 assert len(cells) <= 40 and len({cell.name for cell in cells}) == len(cells)
 
@@ -102,11 +111,14 @@ parser.add_argument("pinflow", help="the tool")
 parser.add_argument("--dir", default=".", help="where the folder of this run is made (default: here)")
 parser.add_argument("--cells", default="", help="names, separated by semicolons (default: all)")
 parser.add_argument("--device", choices=["cuda", "host"], help="cells of this device only")
+parser.add_argument("--host-grid", action="store_true", help="18 cells of the host instead")
 parser.add_argument("--gib", type=float, default=8, help="size of a GPU's files of large rows (default: 8)")
 parser.add_argument("--repetitions", type=int, default=3, help="runs of each cell (default: 3)")
 parser.add_argument("--results", default="", help="the file whose table is replaced")
 parser.add_argument("--skip-peers", action="store_true", help="without baselines.py")
 options = parser.parse_args()
+if options.host_grid:
+    cells = [*cells_of_host_grid()]
 if options.cells:
     asked = options.cells.split(";")
     unknown = [name for name in asked if name not in {cell.name for cell in cells}]
@@ -249,18 +261,17 @@ def measure_host(cell):
     take(cell, files, 1, "--digest")
     one_file = Cell(cell.name, cell.device, cell.row, cell.batch, cell.order, cell.labels, 1, cell.cores)
     peer_files = files_of(one_file) if cell.files > 1 else files
-    ours, ours_cpu, theirs, theirs_cpu, one = [], [], [], [], []
+    ours, ours_cpu, theirs, theirs_cpu, one, one_cpu = [], [], [], [], [], []
     for _ in range(options.repetitions):
         os.sched_setaffinity(0, all_cores[:cell.cores or len(all_cores)])
         seconds, cpu = numpy_epochs(cell, peer_files, 3)
         os.sched_setaffinity(0, all_cores)
         theirs += seconds
         theirs_cpu += cpu
-        for threads, into in ((1, one), (2, ours)):
+        for threads, wall, cpu in ((1, one, one_cpu), (2, ours, ours_cpu)):
             result = take(cell, files, 3, "--threads", str(threads))
-            into += result["seconds"][1:]
-            if threads == 2:
-                ours_cpu += result["cpu_seconds"][1:]
+            wall += result["seconds"][1:]
+            cpu += result["cpu_seconds"][1:]
     # numpy's file may have fewer rows than the loader's files
     share = result["rows"] / rows_of(one_file if cell.files > 1 else cell)
     theirs, theirs_cpu = [s * share for s in theirs], [s * share for s in theirs_cpu]
@@ -269,7 +280,8 @@ def measure_host(cell):
     rates = sorted(size / s / 1e9 for s in ours)
     return {"gbps": median(rates), "low": rates[0], "high": rates[-1], "us": median(ours) / batches * 1e6,
             "ratio": median(theirs) / median(ours), "one": median(theirs) / median(one),
-            "cpu": median(ours_cpu) / median(theirs_cpu), "how": ", ".join(a["transfer"] for a in result["arrays"])}
+            "cpu": median(ours_cpu) / median(theirs_cpu), "one_cpu": median(one_cpu) / median(theirs_cpu),
+            "how": ", ".join(a["transfer"] for a in result["arrays"])}
 
 
 link = 0
@@ -285,7 +297,8 @@ for cell in cells:
         print(f"FAILED {cell.name}: {failure}", flush=True)
         continue
     of = f"{figures['ratio']:.2f}" if cell.device == "cuda" else \
-        f"{figures['one']:.2f} with one thread, {figures['ratio']:.2f} with two; CPU {figures['cpu']:.2f}"
+        f"{figures['one']:.2f} with one thread, {figures['ratio']:.2f} with two; " \
+        f"CPU {figures['one_cpu']:.2f}, {figures['cpu']:.2f}"
     rows.append(f"| {cell.name} | {cell.batch} | {figures['gbps']:.1f} ({figures['low']:.1f} to {figures['high']:.1f}) | "
                 f"{figures['us']:.1f} | {of} | {figures['how']} |")
     print(rows[-1], flush=True)
