@@ -14,7 +14,9 @@ group_plan plan_groups(const sample_facts& sample, std::span<const sample_array>
     const bool is_buffered =
         std::ranges::any_of(arrays, [](const auto& each) { return each.plan.is_buffered; }) &&
         std::ranges::none_of(arrays, [](const auto& each) { return each.plan.pages.has_value(); });
-    const std::uint64_t wanted_bytes = sample.on_host                       ? thresholds.host_group_bytes
+    const std::uint64_t host_bytes =
+        std::min(thresholds.host_group_bytes * sample.cores, thresholds.max_host_group_bytes);
+    const std::uint64_t wanted_bytes = sample.on_host                       ? host_bytes
                                        : is_buffered || has(transfer::read) ? thresholds.read_group_bytes
                                                                             : thresholds.group_bytes;
     const std::uint64_t fitting = wanted_bytes / std::max<std::uint64_t>(batch_bytes, 1);

@@ -65,8 +65,10 @@ struct link_profile {
     /// are enqueued together. Otherwise rows of all of them may pass through the shared buffers.
     std::uint64_t min_buffered_bytes = 1 << 20;
     unsigned max_staging_buffers = 32;  ///< more threads than 16 were not measured; they share these
-    std::uint64_t host_group_bytes =
-        4 << 20;  ///< on the host: copying takes some 200 us, waking a thread only 10 us
+    /// On the host, for each thread of the loader: copying takes some 100 us, waking a thread 10 us. Slots
+    /// are reused sooner if groups are small, so that more of their memory is still in the CPU's cache.
+    std::uint64_t host_group_bytes = 1 << 20;
+    std::uint64_t max_host_group_bytes = 4 << 20;  ///< on the host: more threads fill several groups
     unsigned max_group_batches = 64;
     unsigned groups_of_slots = 4;           ///< for a GPU: groups that the slots form; 8 are slower
     unsigned buffered_groups_of_slots = 8;  ///< the same, if all rows pass through shared staging buffers
