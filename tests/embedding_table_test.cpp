@@ -371,7 +371,9 @@ TEST_CASE("embedding table: in a forked process calls are refused, and a table c
     table->prefetch(ids);
     static_cast<void>(table->fetch(ids, stream));  // from here on, a thread waits for the next prefetch
     stream.synchronize();
-    table->synchronize();
+    gate gate;
+    hold(stream, gate);
+    static_cast<void>(table->fetch(ids, stream));  // work that the streams have not passed
     CHECK(holds_in_child([&] {
         ::alarm(20);
         bool right = true;
@@ -388,6 +390,7 @@ TEST_CASE("embedding table: in a forked process calls are refused, and a table c
         table.reset();
         return right;
     }));
+    gate.open();
     table->prefetch(ids);
     CHECK(table->fetch(ids, stream).row_count() != 0);
 }

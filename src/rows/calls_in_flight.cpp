@@ -1,6 +1,7 @@
 #include "src/rows/calls_in_flight.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -75,7 +76,7 @@ taken_memory::~taken_memory() {
 
 calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows, unsigned max_calls,
                                  std::uint64_t scratch_bytes, std::shared_ptr<memory_resource> resource)
-    : max_rows_(max_rows) {
+    : max_rows_(max_rows), process_(::getpid()) {
     // no two calls share a cache line
     const std::uint64_t pinned_bytes = rounded_up(call_memory::size_bytes(max_rows), 64);
     const std::uint64_t errors_bytes = rounded_up(max_calls * sizeof(device_error_memory), 256);
@@ -238,6 +239,7 @@ void calls_in_flight::check(pending_call& call) {
 }
 
 void calls_in_flight::close() noexcept {
+    if (::getpid() != process_) return;
     try {
         for (call_memory& each : memory_) {
             each.last_use_.synchronize();  // without the lock: handles may be asked meanwhile

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <sys/types.h>
+
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -168,7 +170,8 @@ class calls_in_flight {
     void check(pending_call& call);
 
     /// Waits until the streams have passed the calls, keeps their errors for their handles, and frees the
-    /// memory. No call may begin afterwards. If the device has failed, only the destructor frees the memory.
+    /// memory. No call may begin afterwards. If the device has failed, and in a forked process, where nothing
+    /// passes the streams, only the destructor frees the memory.
     void close() noexcept;
 
  private:
@@ -183,6 +186,7 @@ class calls_in_flight {
     void await_some(std::unique_lock<std::mutex>& lock, void* stream);
 
     std::uint64_t max_rows_;
+    const ::pid_t process_;
     std::mutex mutex_;                 ///< for the members below
     std::condition_variable changed_;  ///< notified when memory is returned without having been in flight
     pinned_buffer pages_;

@@ -1,13 +1,16 @@
 #include <doctest/doctest.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <random>
 #include <utility>
 #include <vector>
 
+#include "child_process.hpp"
 #include "pinflow/rows.hpp"
 #include "row_tables.hpp"
 #include "small_exchange.hpp"
@@ -244,4 +247,30 @@ TEST_CASE("rows: indices in host memory are the caller's again when an asynchron
         CHECK(second.holds(gathered(before, row_bytes, {ids.rbegin(), ids.rend()})));
         CHECK(table.holds(scattered(before, row_bytes, written, content)));
     });
+}
+
+TEST_CASE("rows: in a forked process, an exchange is destroyed without waiting for calls of its parent") {
+    const device host = device::host();
+    for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid}) {
+        CAPTURE(to_string(route));
+        std::mt19937_64 random(35);
+        const auto content = random_bytes(row_count * row_bytes, random);
+        const guarded_table table(host, content);
+        std::optional<row_exchange> exchange(std::in_place, row_table(table.bytes(), row_bytes), host,
+                                             with_small_staging(route));
+        const id_vector ids = make_ids(id_order::random, 500, row_count, random);
+        const guarded_rows rows(host, ids.size() * row_bytes);
+        const stream stream(host);
+        gate gate;
+        hold(stream, gate);
+        exchange->gather_async(ids_of(ids), rows.data(), stream);
+        CHECK(holds_in_child([&] {
+            ::alarm(20);
+            exchange.reset();
+            return true;
+        }));
+        gate.open();
+        stream.synchronize();
+        CHECK(rows.holds(gathered(content, row_bytes, ids)));
+    }
 }
