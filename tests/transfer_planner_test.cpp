@@ -388,7 +388,7 @@ TEST_CASE(
                     .is_in_page_cache = [&] { return is_cached; },
                     .is_on_tmpfs = [&] { return is_on_tmpfs; }};
     const auto transfers = [&] {
-        const transfer_plan plan = plan_load(load);
+        const transfer_plan plan = plan_load_transfer(load);
         CHECK_FALSE(plan.reason.empty());
         std::vector<transfer> how;
         for (const transfer_part& part : plan.parts)
@@ -410,7 +410,7 @@ TEST_CASE(
     load.copyable_bytes = 32 * mib;
     CHECK(transfers() == both);
     load.requested = {{transfer::copy_engine}};
-    CHECK_THROWS_AS(plan_load(load), unsupported);
+    CHECK_THROWS_AS(plan_load_transfer(load), unsupported);
     load.is_all_copyable = true;
     CHECK(transfers() == std::vector<transfer>{transfer::copy_engine});
     load.requested = {{transfer::staged}};

@@ -72,7 +72,7 @@ class planner {
                     fmt::format("cannot load {} to a GPU: each of its elements has {} bytes, and at most {} "
                                 "can be decoded",
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
-            decoded_.push_back({plan_.pieces.size(), 1, true});
+            decoded_.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1, .is_decoded = true});
             plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
         } else if (job.size_bytes >= min_own_block_bytes) {
             for (std::uint64_t begin = 0; begin < job.size_bytes;) {
@@ -83,7 +83,7 @@ class planner {
                 const std::uint64_t size_bytes =
                     leaves_short ? load_unit_bytes / 2 : std::min(load_unit_bytes, left);
                 auto& units = is_contiguous ? plan_.copyable : plan_.others;
-                units.push_back({plan_.pieces.size(), 1, false});
+                units.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1});
                 plan_.pieces.push_back({.job = index, .begin_bytes = begin, .size_bytes = size_bytes});
                 begin += size_bytes;
             }

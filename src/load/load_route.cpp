@@ -98,12 +98,12 @@ chosen_route choose_on_host(const load_plan& plan) {
 chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, const load_options& options) {
     const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
     transfer_plan chosen =
-        plan_load({.copyable_bytes = count_copyable_bytes(plan),
-                   .is_all_copyable = plan.others.empty(),
-                   .threads = options.threads == 0 ? cores : std::min(options.threads, cores),
-                   .requested = parts_of(options.route),
-                   .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
-                   .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }});
+        plan_load_transfer({.copyable_bytes = count_copyable_bytes(plan),
+                            .is_all_copyable = plan.others.empty(),
+                            .threads = options.threads == 0 ? cores : std::min(options.threads, cores),
+                            .requested = parts_of(options.route),
+                            .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
+                            .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }});
     if (options.route != load_route::automatic)
         chosen.reason = fmt::format("the route {} was requested", to_string(options.route));
     return {.route = route_of_load(chosen), .reason = std::move(chosen.reason)};

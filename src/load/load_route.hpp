@@ -14,7 +14,7 @@ struct chosen_route {
     std::string reason;
 };
 
-/// Chooses the route, for a GPU as plan_load says, and the number of threads.
+/// Chooses the route, for a GPU as plan_load_transfer says, and the number of threads.
 /// @throws unsupported if the route `copy` is requested for a GPU, and some units are not copyable.
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options);

@@ -280,16 +280,18 @@ const tensor_description& tensor_files::tensor(std::string_view name) const {
 
 loaded_tensors tensor_files::load(std::span<const tensor_request> requests, const device& device,
                                   const load_options& options) const {
+    const auto start = std::chrono::steady_clock::now();
     std::vector<detail::found_request> found;
     found.reserve(requests.size());
     for (const tensor_request& each : requests)
         found.push_back(detail::find_request(*opened_, each));
-    return load_jobs(detail::jobs_of(*opened_, found), device, options);
+    loaded_tensors loaded = load_jobs(detail::jobs_of(*opened_, found), device, options);
+    loaded.report.duration = std::chrono::steady_clock::now() - start;
+    return loaded;
 }
 
 loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const device& device,
                                        const load_options& options) const {
-    const auto start = std::chrono::steady_clock::now();
     loaded_tensors loaded;
     const detail::load_plan plan = detail::plan_load(*opened_, std::move(jobs), device);
     loaded.tensors.reserve(plan.jobs.size());
@@ -311,7 +313,6 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
         run.finish();
         loaded.report = run.report();
     }  // begins to unlock the pages of the files
-    loaded.report.duration = std::chrono::steady_clock::now() - start;
     return loaded;
 }
 

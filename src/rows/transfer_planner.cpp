@@ -270,7 +270,7 @@ rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double stag
 
 // ---- loads of tensors ------------------------------------------------------------------------------------
 
-transfer_plan plan_load(const load_facts& load) {
+transfer_plan plan_load_transfer(const load_facts& load) {
     const transfer_part copied{transfer::copy_engine}, staged{transfer::staged};
     const auto& requested = load.requested;
     if (requested.size() == 1 && requested[0].how == transfer::copy_engine && !load.is_all_copyable)

@@ -16,9 +16,9 @@
 #include "src/rows/transfer_plan.hpp"
 
 /// Decides how the rows of samples, the rows of calls, and the bytes of loads to a GPU travel: functions of
-/// facts, which measure nothing. Only plan_load accesses files, through two functions of its facts. The rules
-/// are in transfer_planner.cpp, the thresholds in link_profile.hpp. What belongs to one transfer is planned
-/// elsewhere: thread blocks in route_plan.cpp, the units of a load in load_plan.cpp.
+/// facts, which measure nothing. Only plan_load_transfer accesses files, through two functions of its facts.
+/// The rules are in transfer_planner.cpp, the thresholds in link_profile.hpp. What belongs to one transfer is
+/// planned elsewhere: thread blocks in route_plan.cpp, the units of a load in load_plan.cpp.
 namespace pinflow::detail {
 
 // ---- the arrays of a sample ------------------------------------------------------------------------------
@@ -163,6 +163,6 @@ struct load_facts {
 /// Plans a load. The parts of the plan are the copy engine, staged, or both: the copy engine then begins with
 /// the first units, staging with the last, until they meet.
 /// @throws unsupported if the copy engine alone was requested and cannot take everything.
-transfer_plan plan_load(const load_facts& load);
+transfer_plan plan_load_transfer(const load_facts& load);
 
 }  // namespace pinflow::detail
