@@ -45,6 +45,10 @@ const device& row_exchange::device() const noexcept {
     return state_ ? state_->device() : host;
 }
 
+bool row_exchange::in_place() const noexcept {
+    return state_ && state_->in_place();
+}
+
 void row_exchange::check() {
     used(state_).check();
 }
