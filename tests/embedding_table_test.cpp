@@ -173,13 +173,14 @@ std::vector<float> random_gradients(std::mt19937_64& random, std::size_t count) 
     return gradients;
 }
 
-/// Gradients in device memory, which must live until the stream has passed the commit.
-class device_gradients {
+/// Gradients or ids in device memory, which must live until the stream has passed the commit or the fetch.
+class device_numbers {
  public:
-    device_gradients(const std::vector<float>& values, stream_view stream)
-        : host_(std::max<std::size_t>(values.size(), 1) * sizeof(float), stream.device()),
+    template <typename Number>
+    device_numbers(const std::vector<Number>& values, stream_view stream)
+        : host_(std::max<std::size_t>(values.size(), 1) * sizeof(Number), stream.device()),
           memory_(host_.size_bytes(), stream) {
-        std::memcpy(host_.data(), values.data(), values.size() * sizeof(float));
+        std::memcpy(host_.data(), values.data(), values.size() * sizeof(Number));
         copy_to_device_async(memory_.data(), host_.bytes(), stream);
     }
     const std::byte* data() const { return memory_.data(); }
@@ -207,7 +208,7 @@ void check_program(const device& device, embedding_options options, std::mt19937
     plain_table expected(options);
     embedding_table table(options, device);
     const stream stream(device);
-    std::deque<device_gradients> gradients;
+    std::deque<device_numbers> kept;
     std::deque<std::vector<std::uint64_t>> upcoming;
     std::vector<std::pair<embedding_lease, std::vector<std::uint64_t>>> leases;
     for (int step = 0; step < steps; ++step) {
@@ -215,14 +216,18 @@ void check_program(const device& device, embedding_options options, std::mt19937
             upcoming.push_back(random_ids(random, options.row_count, random() % (options.max_batch_ids + 1)));
             table.prefetch(upcoming.back());
         }
-        std::vector<std::uint64_t> ids;
         if (upcoming.empty() || random() % 8 == 0) {
-            ids = random_ids(random, options.row_count, 1 + random() % options.max_batch_ids);
+            auto ids = random_ids(random, options.row_count, 1 + random() % options.max_batch_ids);
+            row_ids fetched = ids;
+            if (random() % 2 == 0) {
+                kept.emplace_back(ids, stream);
+                fetched = row_ids::on_device(kept.back().data(), ids.size());
+            }
+            leases.emplace_back(table.fetch(fetched, stream), std::move(ids));
         } else {
-            ids = upcoming.front();
+            leases.emplace_back(table.fetch(upcoming.front(), stream), upcoming.front());
             upcoming.pop_front();
         }
-        leases.emplace_back(table.fetch(ids, stream), ids);
         if (random() % 8 == 0) leases.erase(leases.begin());  // dropped
         if (random() % 8 == 0 && leases.size() == 1)
             continue;  // another one is fetched before this is committed
@@ -231,8 +236,8 @@ void check_program(const device& device, embedding_options options, std::mt19937
             leases.pop_back();
             const auto values = random_gradients(random, committed.size() * options.columns);
             expected.step(committed, values);
-            gradients.emplace_back(values, stream);
-            table.commit(std::move(lease), gradients.back().data(), dtype::of<float>(), stream);
+            kept.emplace_back(values, stream);
+            table.commit(std::move(lease), kept.back().data(), dtype::of<float>(), stream);
         }
     }
     leases.clear();
@@ -333,7 +338,7 @@ TEST_CASE("embedding table: what fails in a thread that prefetches is thrown by 
     plain_table expected(options);
     std::mt19937_64 random(5);
     const std::vector<float> ones(10'000, 1);
-    const device_gradients gradients(ones, stream);
+    const device_numbers gradients(ones, stream);
     const auto failing = random_ids(random, 100, 9000);
     const auto other = random_ids(random, 100, 10'000);
     const auto commit = [&](embedding_lease lease, const std::vector<std::uint64_t>& ids) {
@@ -500,7 +505,7 @@ TEST_CASE("embedding table: leases of several streams commit in turn, and rows a
             embedding_table table(options, device);
             const stream first(device), second(device);
             std::mt19937_64 random(9);
-            std::deque<device_gradients> gradients;
+            std::deque<device_numbers> gradients;
             const auto commit = [&](embedding_lease lease, const std::vector<std::uint64_t>& ids,
                                     stream_view on) {
                 const auto values = random_gradients(random, ids.size() * options.columns);
@@ -539,7 +544,7 @@ TEST_CASE("embedding table: a new rate is that of later commits, on any stream")
         embedding_table table(options, device);
         const stream first(device), second(device);
         const std::vector<std::uint64_t> ids{0, 1, 2, 3};
-        const device_gradients ones(std::vector<float>(8, 1.0F), first);
+        const device_numbers ones(std::vector<float>(8, 1.0F), first);
         first.synchronize();
         table.commit(table.fetch(ids, first), ones.data(), dtype::of<float>(), first);
         table.set_rate(0.25, second);
@@ -565,7 +570,7 @@ TEST_CASE("embedding table: prefetches are cancelled, and leases outlive the tab
         const stream stream(device);
         std::optional<embedding_table> table(std::in_place, options, device);
         std::mt19937_64 random(1);
-        const device_gradients gradients(random_gradients(random, 40), stream);
+        const device_numbers gradients(random_gradients(random, 40), stream);
         for (int round = 0; round < 20; ++round) {
             const auto a = random_ids(random, 30, 10), b = random_ids(random, 30, 10),
                        c = random_ids(random, 30, 10);
@@ -599,7 +604,7 @@ TEST_CASE("embedding table: a table continues from the records in its storage") 
             for (int step = 0; step < 4; ++step) {
                 const auto ids = random_ids(random, options.row_count, 32);
                 const auto values = random_gradients(random, ids.size() * options.columns);
-                const device_gradients gradients(values, stream);
+                const device_numbers gradients(values, stream);
                 expected.step(ids, values);
                 table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
                 table.synchronize();

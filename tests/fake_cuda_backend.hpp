@@ -108,6 +108,9 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     void gather_rows(const pinflow::detail::row_transfer& transfer, void* stream) override {
         host_.gather_rows(transfer, stream);
     }
+    void group_rows(const pinflow::detail::row_grouping& grouping, void* stream) override {
+        host_.group_rows(grouping, stream);
+    }
     void gather_held(const pinflow::detail::held_gather& gather, void* stream) override {
         host_.gather_held(gather, stream);
     }

@@ -71,6 +71,7 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/digest_kernels.cpp
     src/device/cuda/flat.cu
     src/device/cuda/flat_kernels.cpp
+    src/device/cuda/group_rows.cu
     src/device/cuda/host_functions.cpp
     src/device/cuda/page_locker.cpp
     src/device/cuda/pinned_memory.cpp

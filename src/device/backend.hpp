@@ -140,8 +140,9 @@ class device_backend {
     /// Copies the rows of equal indices from their first position to the others. Enqueue it after all gathers
     /// of the order, by kernel and staged.
     virtual void repeat_rows(const row_transfer& transfer, void* stream) = 0;
-    /// Copies rows from the batches to the table. The order must be sorted. For a sum, `type` is the type of
-    /// the elements. The table, its row size and the batches are then aligned to the size of an element.
+    /// Copies rows from the batches to the table. The order must be sorted, unless all its indices differ.
+    /// For a sum, `type` is the type of the elements. The table, its row size and the batches are then
+    /// aligned to the size of an element.
     virtual void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                               void* stream) = 0;
 
@@ -162,6 +163,8 @@ class device_backend {
 
     /// Loads the kernels that the functions below launch for `rule`: see prepare_rows.
     virtual void prepare_records(rule_kind rule) = 0;
+    /// Groups the equal indices of a sorted order.
+    virtual void group_rows(const row_grouping& grouping, void* stream) = 0;
     virtual void patch_records(const record_patch& work, void* stream) = 0;
     virtual void update_records(const record_update& work, void* stream) = 0;
 

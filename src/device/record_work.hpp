@@ -26,7 +26,8 @@ struct record_layout {
 struct record_rows {
     std::byte* records = nullptr;
     const std::uint64_t* ids = nullptr;
-    std::uint64_t count = 0;
+    const std::uint64_t* count = nullptr;
+    std::uint64_t max_count = 0;  ///< `count` is not larger; not in device memory
 };
 
 /// Replaces those records whose rows are also among `newer`.

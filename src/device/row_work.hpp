@@ -12,6 +12,7 @@ struct row_memory {
     std::byte* rows = nullptr;  ///< row_count rows, contiguous, with any alignment
     std::uint64_t row_count = 0;
     std::uint64_t row_size_bytes = 0;
+    std::uint64_t first_id = 0;  ///< the index of the first row
     /// If true, the order has addresses of rows instead of indices, and `rows` and `row_count` are unused.
     /// The device must be able to access the whole pages that contain the rows. For gathers only.
     bool by_address = false;
@@ -83,6 +84,27 @@ struct row_sort {
     error_memory errors;
 };
 
+/// The indices `begin` ... `end` - 1 of an order.
+struct row_range {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+};
+
+/// A grouping of equal indices, in device memory. All lists have `sorted.count` entries, `starts` one more.
+struct row_grouping {
+    static constexpr unsigned tile = 2048;
+
+    row_order sorted;                      ///< with positions
+    const index_errors* errors = nullptr;  ///< if there are some, no row is found
+    std::uint64_t split_id = 0;            ///< the first index of the second range
+    std::uint64_t* ids = nullptr;          ///< receives the different indices, in ascending order
+    std::int64_t* groups = nullptr;        ///< receives for each position the index of its id in `ids`, or 0
+    std::uint32_t* starts = nullptr;       ///< receives where each of `ids` begins in `sorted`; then the end
+    std::uint64_t* id_count = nullptr;     ///< receives the number of `ids`
+    row_range* ranges = nullptr;           ///< receives the ids below split_id, and the others
+    std::uint32_t* tile_counts = nullptr;  ///< scratch: a number for each `tile` indices
+};
+
 /// A copy between rows of a table and rows of batches, for the indices `begin` ... `end` - 1 of an order.
 struct row_transfer {
     row_memory table;
@@ -96,6 +118,9 @@ struct row_transfer {
     index_errors* report = nullptr;
     std::uint64_t begin = 0;
     std::uint64_t end = 0;
+    /// In device memory: the part of begin ... end - 1 that is moved. Null: all of it. For gathers, and for
+    /// scatters that do not sum.
+    const row_range* range = nullptr;
     /// The table has one row per index of the transfer: its row i belongs to index begin + i of the order.
     /// For equal indices, a gather reads only the row of the first index. A scatter may write all of their
     /// rows, but only the last one is valid (for a sum, the first).

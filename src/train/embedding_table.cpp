@@ -48,13 +48,22 @@ std::byte* embedding_lease::weights() const {
 std::uint64_t embedding_lease::stride_bytes() const {
     return valid().table->layout.size_bytes;
 }
+const std::uint64_t* embedding_lease::device_row_count() const {
+    return &valid().step->device_numbers().row_count;
+}
+const std::uint64_t* embedding_lease::device_ids() const {
+    return valid().step->device_groups().ids;
+}
 const std::int64_t* embedding_lease::positions() const {
     return valid().step->device_groups().groups;
 }
 std::uint64_t embedding_lease::position_count() const {
-    return valid().step->requested.size();
+    return valid().step->position_count;
 }
 std::span<const std::uint64_t> embedding_lease::ids() const {
+    if (valid().step->device_ids != nullptr)
+        throw unsupported(
+            "the ids of this lease are known in device memory only: they were fetched from there");
     return valid().step->ids();
 }
 

@@ -32,9 +32,13 @@ void embedding_table::state::check_stream(stream_view stream) const {
         throw invalid_argument("a null handle is no stream of the host device");
 }
 
-/// @throws unsupported for ids in device memory; invalid_argument for ids outside the table.
+void embedding_table::state::check_in_host_memory(row_ids ids) const {
+    if (ids.on_device()) throw unsupported("an embedding table takes ids in device memory only for a fetch");
+}
+
+/// @throws invalid_argument for ids outside the table; unsupported for ids in device memory.
 void embedding_table::state::check_inside(row_ids ids) const {
-    if (ids.on_device()) throw unsupported("an embedding table takes ids in host memory");
+    check_in_host_memory(ids);
     const std::span all(ids.data(), ids.size());
     const auto is_outside = [&](std::uint64_t id) { return id >= options.row_count; };
     // the highest bit tells whether one is outside; compilers vectorise this. row_count is below 2^63
@@ -51,10 +55,14 @@ void embedding_table::state::check_inside(row_ids ids) const {
 
 /// Checks the ids of a step: as check_inside, and that they are at most max_batch_ids.
 void embedding_table::state::check_ids(row_ids ids) const {
-    if (ids.size() > options.max_batch_ids && !ids.on_device())
+    if (ids.size() > options.max_batch_ids)
         throw invalid_argument(fmt::format("{} ids are more than max_batch_ids, which is {}", ids.size(),
                                            options.max_batch_ids));
-    check_inside(ids);
+    if (ids.on_device()) {
+        check_device_ids(ids);
+    } else {
+        check_inside(ids);
+    }
 }
 
 // ---- rows to the device ----------------------------------------------------------------------------------
@@ -141,13 +149,25 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
 /// Takes a step for these ids.
 table_step& embedding_table::state::begin_step(row_ids ids) {
     table_step& step = take_step();
-    step.requested.assign(ids.data(), ids.data() + ids.size());
+    if (step.device_ids != nullptr) {
+        step.gathered.synchronize();
+        throw_wrong_ids(step);
+    }
+    step.position_count = ids.size();
+    step.device_ids = ids.on_device() ? ids.data() : nullptr;
+    if (ids.on_device()) {
+        step.requested.clear();
+    } else {
+        step.requested.assign(ids.data(), ids.data() + ids.size());
+    }
     step.newer.clear();
     step.failure = nullptr;
     return step;
 }
 
 void embedding_table::state::prefetch(row_ids ids) {
+    throw_wrong_ids();
+    check_in_host_memory(ids);
     check_ids(ids);
     if (prefetched_.size() >= options.look_ahead)
         throw invalid_argument(
@@ -215,14 +235,20 @@ detail::row_transfer embedding_table::state::transfer_of(const table_step& step,
     return transfer;
 }
 
-/// Groups step.requested.
+/// Groups step.requested. Ids in device memory are grouped by `gather`.
 void embedding_table::state::group(table_step& step, detail::row_grouper& grouper) const {
     // the memory's last upload
     if (!step.gathered.done()) step.gathered.synchronize();
+    step.host_numbers() = {};
+    if (step.device_ids != nullptr) {
+        step.row_count = step.position_count;
+        return;
+    }
     step.row_count = grouper.group(step.requested, options.row_count, step.host_groups());
+    step.host_numbers().row_count = step.row_count;
 }
 
-/// Enqueues the gather of a step whose ids are grouped.
+/// Enqueues the gather of a step.
 void embedding_table::state::gather(table_step& step) {
     const stream_view stream = gathers_;
     // earlier users of the memory
@@ -230,6 +256,7 @@ void embedding_table::state::gather(table_step& step) {
     stream.wait(step.released);
     try {
         step.upload(stream);
+        if (step.device_ids != nullptr) group_on_device(step);
         for (table_step* const commit : committed_) {
             if (commit->is_ordered) continue;
             if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
@@ -239,7 +266,9 @@ void embedding_table::state::gather(table_step& step) {
                 commit->is_ordered = true;
             }
         }
-        if (step.row_count != 0) {
+        if (step.device_ids != nullptr) {
+            gather_ranges(step);
+        } else if (step.row_count != 0) {
             const std::uint64_t on_device = device_count(step);
             if (on_device != 0)
                 device.backend().gather_rows(transfer_of(step, on_device), stream.native_handle());
@@ -258,9 +287,10 @@ void embedding_table::state::gather(table_step& step) {
 }
 
 table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
-    if (ids.on_device()) check_ids(ids);
+    throw_wrong_ids();
+    if (ids.size() == 0) ids = std::span<const std::uint64_t>();
     const auto found = std::ranges::find_if(prefetched_, [&](const table_step* each) {
-        return std::ranges::equal(each->requested, std::span(ids.data(), ids.size()));
+        return !ids.on_device() && std::ranges::equal(each->requested, std::span(ids.data(), ids.size()));
     });
     table_step* step = nullptr;
     if (found != prefetched_.end()) {
@@ -275,6 +305,10 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
         check_ids(ids);  // those of a prefetch have been checked
         step = &begin_step(ids);
         group(*step, grouper_);
+        if (ids.on_device()) {
+            step->asked.record(stream);
+            gathers_.view().wait(step->asked);
+        }
         gather(*step);
     }
     set_phase(*step, table_step::phase::leased);
@@ -295,6 +329,7 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
 
 void embedding_table::state::commit(table_step& step, const std::byte* gradients, const pinflow::dtype& type,
                                     stream_view stream) {
+    throw_wrong_ids(step);
     const detail::flat_type gradient_type = detail::weight_type_of(type);
     if (step.row_count != 0 && gradients == nullptr)
         throw invalid_argument("cannot commit null gradients to an embedding table");
@@ -318,6 +353,7 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
 }
 
 void embedding_table::state::write_back(table_step& step, stream_view stream) {
+    throw_wrong_ids(step);
     stream.wait(step.ready);
     forget_newer(step);  // the caller's weights replace what others have committed
     write(step, stream);
@@ -358,6 +394,10 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
 
 void embedding_table::state::scatter(const table_step& step) {
     if (step.row_count == 0) return;
+    if (step.device_ids != nullptr) {
+        scatter_ranges(step);
+        return;
+    }
     const std::uint64_t on_device = device_count(step);
     if (on_device != 0)
         device.backend().scatter_rows(transfer_of(step, on_device), detail::repeated_rows::last,
@@ -458,6 +498,7 @@ void embedding_table::state::write_weights(row_ids ids, std::span<const std::byt
 void embedding_table::state::synchronize() {
     writes_.synchronize();
     if (exchange_) exchange_->check();
+    throw_wrong_ids();
 }
 
 }  // namespace pinflow

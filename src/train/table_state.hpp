@@ -13,9 +13,14 @@
 
 #include "pinflow/train/embedding_table.hpp"
 #include "src/device/row_work.hpp"
+#include "src/train/device_grouper.hpp"
 #include "src/train/prefetch_threads.hpp"
 #include "src/train/rule_setup.hpp"
 #include "src/train/table_step.hpp"
+
+namespace pinflow::detail {
+enum class row_direction : std::uint8_t;
+}
 
 namespace pinflow {
 
@@ -65,7 +70,10 @@ struct embedding_table::state {
     void fill(std::uint64_t first_row, std::span<std::byte> records) const;
     void upload_rule();
     void exchange_rows(row_table rows);
+    void check_in_host_memory(row_ids ids) const;
     void check_inside(row_ids ids) const;
+    void throw_wrong_ids(detail::table_step& step);
+    void throw_wrong_ids();
     void check_ids(row_ids ids) const;
     void check_weights(row_ids ids, std::uint64_t size_bytes) const;
     void begin_change();
@@ -92,6 +100,13 @@ struct embedding_table::state {
     /// The ids of the other rows, counted from the first row of the exchange.
     std::span<const std::uint64_t> exchanged_ids(const detail::table_step& step);
     detail::row_transfer transfer_of(const detail::table_step& step, std::uint64_t count) const;
+    // for ids in device memory
+    void check_device_ids(row_ids ids) const;
+    void group_on_device(const detail::table_step& step);
+    template <typename Move>
+    void move_ranges(const detail::table_step& step, detail::row_direction direction, Move move);
+    void gather_ranges(const detail::table_step& step);
+    void scatter_ranges(const detail::table_step& step);
 
     mutable std::mutex mutex_;  ///< of the phases
     stream gathers_, writes_;
@@ -100,6 +115,8 @@ struct embedding_table::state {
     device_buffer rule_memory_;
     const detail::rule_numbers* numbers_ = nullptr;  ///< in rule_memory_
     std::optional<row_exchange> exchange_;           ///< of the rows from device_rows on
+    std::optional<detail::device_grouper>
+        device_grouper_;  ///< made by the first fetch of ids in device memory
     std::vector<std::uint64_t> exchanged_;
     detail::row_grouper grouper_;  ///< of the caller's thread
     std::vector<std::unique_ptr<detail::table_step>> steps_;

@@ -8,9 +8,20 @@
 #include "pinflow/buffer.hpp"
 #include "pinflow/stream.hpp"
 #include "src/device/record_work.hpp"
+#include "src/device/row_work.hpp"
 #include "src/train/row_groups.hpp"
 
 namespace pinflow::detail {
+
+/// The numbers of a step beside its lists of indices, in host memory and in device memory.
+struct step_numbers {
+    std::uint64_t row_count = 0;  ///< different ids
+    /// The rows below device_rows, and the others. Only for ids in device memory.
+    row_range ranges[2] = {};
+    /// In device memory: what the sort has found in ids in device memory. In host memory: what it reports.
+    index_errors errors = {};
+    error_count counting = {};
+};
 
 /// The memory of one step of an embedding table, and what is going on with it.
 struct table_step {
@@ -30,18 +41,25 @@ struct table_step {
     row_groups host_groups() const noexcept { return groups_at(host.data()); }
     row_groups device_groups() const noexcept { return groups_at(indices.data()); }
     std::span<const std::uint64_t> ids() const noexcept { return {host_groups().ids, row_count}; }
-    record_rows rows() const noexcept { return {records.data(), device_groups().ids, row_count}; }
-    /// Copies the indices from host memory to the device.
+    step_numbers& host_numbers() const noexcept { return *reinterpret_cast<step_numbers*>(host.data()); }
+    step_numbers& device_numbers() const noexcept { return *reinterpret_cast<step_numbers*>(indices.data()); }
+    record_rows rows() const noexcept {
+        return {records.data(), device_groups().ids, &device_numbers().row_count, row_count};
+    }
+    /// Copies the numbers from host memory to the device, and, unless ids are in device memory, the indices.
     void upload(stream_view stream) const;
 
     phase now = phase::free;
     std::uint64_t max_ids;
-    std::vector<std::uint64_t> requested;  ///< the ids, as the caller gave them
-    std::uint64_t row_count = 0;           ///< different ids
-    std::exception_ptr failure = nullptr;  ///< of preparing the gather; for the fetch
+    std::uint64_t position_count = 0;           ///< ids, as the caller gave them
+    std::vector<std::uint64_t> requested;       ///< these, if they are in host memory
+    const std::uint64_t* device_ids = nullptr;  ///< or these, if they are in device memory
+    std::uint64_t row_count = 0;                ///< different ids; position_count if ids are in device memory
+    std::exception_ptr failure = nullptr;       ///< of preparing the gather; for the fetch
     device_buffer records;
     device_buffer indices;
     pinned_buffer host;
+    event asked;     ///< the caller's stream has reached the fetch of ids in device memory
     event gathered;  ///< all rows have arrived
     event ready;     ///< the lease's rows are those that all commits before its fetch have left
     event updated;   ///< the rows have their new values

@@ -169,9 +169,59 @@ class EmbeddingTableTest(unittest.TestCase):
                     pinflow.EmbeddingTable(10, 3, lr_decay=1, device=device)
                 with self.assertRaisesRegex(pinflow.InvalidArgument, "poisson"):
                     pinflow.EmbeddingTable(10, 3, weights="poisson", device=device)
-        if len(DEVICES) > 1:
-            with self.assertRaises(pinflow.Unsupported):
-                table.fetch(torch.tensor([1], device=DEVICES[1]))
+
+    @unittest.skipIf(len(DEVICES) == 1, "there is no GPU")
+    def test_ids_on_the_gpu_give_the_same_bits_as_ids_in_host_memory(self):
+        tables = [pinflow.EmbeddingTable(500, 6, weights=("normal", 0, 1), device=DEVICES[1], device_rows=100,
+                                         max_batch_ids=4096, look_ahead=2) for _ in range(2)]
+        modules = [table.module() for table in tables]
+        for step in range(5):
+            for part in range(1 + step % 3):  # accumulated gradients; some ids of a step are in host memory
+                ids = torch.randint(0, 500, (40, 20), generator=torch.Generator().manual_seed(10 * step + part))
+                on_gpu = ids.to(DEVICES[1], torch.int32 if step == 1 else torch.int64)
+                rows = [modules[0](ids), modules[1](ids if part == 1 else on_gpu)]
+                self.assertEqual(tuple(rows[1].shape), (40, 20, 6))
+                self.assertTrue(torch.equal(*rows))
+                for each in rows:
+                    each.square().sum().backward()
+                del on_gpu
+            for table in tables:
+                table.step()
+        every_id = np.arange(500)
+        self.assertTrue(torch.equal(tables[0].weights(every_id), tables[1].weights(every_id)))
+
+    @unittest.skipIf(len(DEVICES) == 1, "there is no GPU")
+    def test_a_lease_of_ids_on_the_gpu_has_room_for_all_and_their_count_there(self):
+        table = pinflow.EmbeddingTable(100, 3, weights=("uniform", -1, 1), device=DEVICES[1])
+        ids = torch.tensor([7, 3, 7, 99, 3], device=DEVICES[1])
+        lease = table.fetch(ids)
+        self.assertEqual(tuple(lease.weights.shape), (5, 3))
+        self.assertEqual(lease.count.item(), 3)
+        self.assertEqual(lease.ids[:3].tolist(), [3, 7, 99])
+        self.assertEqual(lease.positions.tolist(), [1, 0, 1, 2, 0])
+        self.assertTrue(torch.equal(lease.weights[lease.positions].cpu(), table.weights(ids.cpu())))
+        lease.weights[:3] = torch.arange(9., device=DEVICES[1]).view(3, 3)
+        table.write_back(lease)
+        self.assertEqual(table.weights([7]).tolist(), [[3, 4, 5]])
+        lease = table.fetch([5, 5])
+        self.assertEqual(lease.count, 1)
+
+    @unittest.skipIf(len(DEVICES) == 1, "there is no GPU")
+    def test_wrong_ids_on_the_gpu_are_refused_or_found_later(self):
+        table = pinflow.EmbeddingTable(10, 3, device=DEVICES[1])
+        before = table.weights(range(10))
+        lease = table.fetch(torch.tensor([1, 10, -1], device=DEVICES[1]))
+        self.assertEqual(lease.count.item(), 0)
+        with self.assertRaisesRegex(pinflow.InvalidArgument, r"2 of 3 ids.*ids\[1\] = 10"):
+            table.commit(lease, torch.ones(3, 3, device=DEVICES[1]))
+        table.synchronize()
+        self.assertTrue(torch.equal(table.weights(range(10)), before))
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "whole numbers"):
+            table.fetch(torch.tensor([1.0], device=DEVICES[1]))
+        with self.assertRaises(pinflow.Unsupported):
+            table.prefetch(torch.tensor([1], device=DEVICES[1]))
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "in host memory"):
+            pinflow.EmbeddingTable(10, 3, device="host").fetch(torch.tensor([1], device=DEVICES[1]))
 
     def test_leases_and_views_outlive_the_table(self):
         for device in DEVICES:

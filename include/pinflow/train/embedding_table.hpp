@@ -67,8 +67,13 @@ class embedding_lease {
     embedding_lease& operator=(const embedding_lease&) = delete;
     ~embedding_lease();
 
-    /// The number of different ids.
+    /// The number of different ids. If they were in device memory, only the device knows it: then this is the
+    /// number of all ids, and the rows from *device_row_count() on have no meaning.
     std::uint64_t row_count() const;
+    /// The number of different ids, in device memory.
+    const std::uint64_t* device_row_count() const;
+    /// The ids of the rows, in device memory: *device_row_count() numbers.
+    const std::uint64_t* device_ids() const;
     /// The weights of row i begin at weights() + i * stride_bytes(), in device memory.
     std::byte* weights() const;
     std::uint64_t stride_bytes() const;
@@ -77,6 +82,7 @@ class embedding_lease {
     const std::int64_t* positions() const;
     std::uint64_t position_count() const;
     /// The ids of the rows, in host memory; valid as long as the lease.
+    /// @throws unsupported if they were in device memory.
     std::span<const std::uint64_t> ids() const;
 
  private:
@@ -134,7 +140,8 @@ class embedding_table {
     /// there are 8192 ids or more, up to two background threads group them and enqueue the work; `fetch` then
     /// throws their errors. For fewer ids it waits while the memory that it reuses is still being filled for
     /// an earlier step.
-    /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already.
+    /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already; unsupported for
+    /// ids in device memory.
     void prefetch(row_ids ids);
     /// Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits
     /// until its ids are grouped.
@@ -142,9 +149,15 @@ class embedding_table {
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
     /// the ids are grouped. Without a matching prefetch, it also waits while the memory that it reuses is
     /// still being filled for an earlier step.
+    ///
+    /// Ids in device memory are read and grouped in the order of `stream`, and may be overwritten by its
+    /// later work. If some are outside the table, the lease has no rows, its positions are 0, and its commit
+    /// changes nothing. The commit throws the error if the device has reached the fetch; otherwise a later
+    /// prefetch, fetch or synchronize throws it, once. The first such fetch allocates device memory, about 24
+    /// bytes for each of max_batch_ids.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
-    /// @throws unsupported for ids in device memory.
+    /// @throws unsupported for ids in device memory if the device cannot read the storage in place.
     /// @throws all_slots_leased if too many leases are held; device_error, system_failure, also of a
     /// prefetch.
     embedding_lease fetch(row_ids ids, stream_view stream);
@@ -209,7 +222,8 @@ class embedding_table {
     /// part new.
     void load(const std::filesystem::path& path);
     /// Waits until all commits are written.
-    /// @throws device_error; what reading or writing the rows has thrown.
+    /// @throws device_error; what reading or writing the rows has thrown; the errors of fetches of ids in
+    /// device memory. So do the other members that wait for all commits.
     void synchronize();
 
  private:

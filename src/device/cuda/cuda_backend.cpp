@@ -392,13 +392,18 @@ class backend final : public device_backend {
         check(context_.run([&] { return load_records(rule); }),
               "cannot load the kernels of an embedding table on cuda:{}", index());
     }
+    void group_rows(const row_grouping& grouping, void* stream) override {
+        if (grouping.sorted.count == 0) return;
+        check(context_.run([&] { return cuda::group_rows(grouping, stream_of(stream)); }),
+              "cannot group {} indices on cuda:{}", grouping.sorted.count, index());
+    }
     void patch_records(const record_patch& work, void* stream) override {
         check(context_.run([&] { return cuda::patch_records(work, multiprocessors_, stream_of(stream)); }),
-              "cannot copy records of {} rows on cuda:{}", work.rows.count, index());
+              "cannot copy records of {} rows on cuda:{}", work.rows.max_count, index());
     }
     void update_records(const record_update& work, void* stream) override {
         check(context_.run([&] { return cuda::update_records(work, multiprocessors_, stream_of(stream)); }),
-              "cannot update records of {} rows on cuda:{}", work.rows.count, index());
+              "cannot update records of {} rows on cuda:{}", work.rows.max_count, index());
     }
 
     // ---- the digest -----------------------------------------------------------------------------

@@ -4,6 +4,7 @@
 
 #include "src/device/cuda/blocks_for.hpp"
 #include "src/device/cuda/flat.hpp"
+#include "src/device/cuda/group_rows.hpp"
 #include "src/device/cuda/records.hpp"
 
 namespace pinflow::detail::cuda {
@@ -18,24 +19,35 @@ unsigned blocks_for_rows(std::uint64_t rows, unsigned multiprocessors) noexcept 
 }  // namespace
 
 cudaError_t load_records(rule_kind rule) noexcept {
-    for (const void* const kernel : {patch_records_kernel(), update_records_kernel(rule), set_number()}) {
+    for (const void* const kernel : {patch_records_kernel(), update_records_kernel(rule), set_number(),
+                                     count_ids_kernel(), write_groups_kernel()}) {
         if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
     }
     return cudaSuccess;
 }
 
+cudaError_t group_rows(const row_grouping& work, cudaStream_t stream) noexcept {
+    row_grouping copy = work;
+    void* arguments[] = {&copy};
+    const auto blocks =
+        static_cast<unsigned>((work.sorted.count + row_grouping::tile - 1) / row_grouping::tile);
+    const cudaError_t status = launch(count_ids_kernel(), blocks, group_threads, arguments, stream);
+    if (status != cudaSuccess) return status;
+    return launch(write_groups_kernel(), blocks, group_threads, arguments, stream);
+}
+
 cudaError_t patch_records(const record_patch& work, unsigned multiprocessors, cudaStream_t stream) noexcept {
     record_patch copy = work;
     void* arguments[] = {&copy};
-    return launch(patch_records_kernel(), blocks_for_rows(work.rows.count, multiprocessors), record_threads,
-                  arguments, stream);
+    return launch(patch_records_kernel(), blocks_for_rows(work.rows.max_count, multiprocessors),
+                  record_threads, arguments, stream);
 }
 
 cudaError_t update_records(const record_update& work, unsigned multiprocessors,
                            cudaStream_t stream) noexcept {
     record_update copy = work;
     void* arguments[] = {&copy};
-    return launch(update_records_kernel(work.rule), blocks_for_rows(work.rows.count, multiprocessors),
+    return launch(update_records_kernel(work.rule), blocks_for_rows(work.rows.max_count, multiprocessors),
                   record_threads, arguments, stream);
 }
 

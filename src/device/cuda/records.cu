@@ -28,10 +28,12 @@ __device__ unsigned lane() {
 
 __global__ void __launch_bounds__(record_threads) patch_records(const __grid_constant__ record_patch work) {
     const std::uint64_t words = work.record_bytes / sizeof(word);
-    for (std::uint64_t row = warp_of_grid(); row < work.rows.count; row += warps_of_grid()) {
+    const std::uint64_t count = *work.rows.count;
+    const std::uint64_t newer_count = *work.newer.count;
+    for (std::uint64_t row = warp_of_grid(); row < count; row += warps_of_grid()) {
         const std::uint64_t id = work.rows.ids[row];
         std::uint64_t first = 0;
-        for (std::uint64_t left = work.newer.count; left > 0;) {
+        for (std::uint64_t left = newer_count; left > 0;) {
             const std::uint64_t half = left / 2;
             if (work.newer.ids[first + half] < id) {
                 first += half + 1;
@@ -40,7 +42,7 @@ __global__ void __launch_bounds__(record_threads) patch_records(const __grid_con
                 left = half;
             }
         }
-        if (first == work.newer.count || work.newer.ids[first] != id) continue;
+        if (first == newer_count || work.newer.ids[first] != id) continue;
         const word* const from =
             reinterpret_cast<const word*>(work.newer.records + first * work.record_bytes);
         word* const to = reinterpret_cast<word*>(work.rows.records + row * work.record_bytes);
@@ -210,7 +212,8 @@ __global__ void __launch_bounds__(record_threads) update_records(const __grid_co
     const std::uint64_t lane_bytes = lane_elements * gradient_bytes;
     const bool gradients_are_aligned = layout.columns % lane_elements == 0 &&
                                        reinterpret_cast<std::uintptr_t>(work.gradients) % lane_bytes == 0;
-    for (std::uint64_t row = warp_of_grid(); row < work.rows.count; row += warps_of_grid()) {
+    const std::uint64_t count = *work.rows.count;
+    for (std::uint64_t row = warp_of_grid(); row < count; row += warps_of_grid()) {
         std::byte* const record = work.rows.records + row * layout.size_bytes;
         const gradients_of_row gradients{work.gradients,       work.positions,       layout.columns,
                                          work.starts[row],     work.starts[row + 1], work.gradient_type,

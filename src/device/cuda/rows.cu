@@ -59,7 +59,7 @@ __device__ unsigned char* nth_row(const row_transfer& work, std::uint64_t n) {
 /// The table's row for entry `index` of the order.
 __device__ unsigned char* row_of_table(const row_transfer& work, std::uint64_t index) {
     if (work.table.by_address) return reinterpret_cast<unsigned char*>(work.order.ids[index]);
-    return nth_row(work, work.compact ? index - work.begin : work.order.ids[index]);
+    return nth_row(work, work.compact ? index - work.begin : work.order.ids[index] - work.table.first_id);
 }
 
 // ---- 16 bytes of any alignment ---------------------------------------------------------------------------
@@ -198,13 +198,14 @@ template <typename Mover>
 __device__ void move_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
     if (refused(work.errors)) return;
+    const std::uint64_t begin = work.range == nullptr ? work.begin : work.range->begin;
+    const std::uint64_t end = work.range == nullptr ? work.end : work.range->end;
     const unsigned lane = threadIdx.x % launch.lanes;
     const std::uint64_t group = thread_number() / launch.lanes;
     const std::uint64_t groups = thread_count() / launch.lanes;
-    for (std::uint64_t first = work.begin + group * rows_at_once; first < work.end;
-         first += groups * rows_at_once) {
+    for (std::uint64_t first = begin + group * rows_at_once; first < end; first += groups * rows_at_once) {
         const auto begin_row = [&](unsigned k) {
-            return first + k < work.end ? mover.begin_row(k, first + k) : 0;
+            return first + k < end ? mover.begin_row(k, first + k) : 0;
         };
         move_some(mover, begin_row, launch.lanes, lane);
     }

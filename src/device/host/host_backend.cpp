@@ -214,6 +214,9 @@ class host final : public device_backend {
         stream_of(stream).enqueue([=] { host_flat::step(work); });
     }
     void prepare_records(rule_kind) override { start_worker_threads(); }
+    void group_rows(const row_grouping& grouping, void* stream) override {
+        stream_of(stream).enqueue([=] { host_rows::group(grouping); });
+    }
     void patch_records(const record_patch& work, void* stream) override {
         stream_of(stream).enqueue([=] { host_records::patch(work); });
     }

@@ -83,8 +83,8 @@ void update_record(const record_layout& layout, std::byte* record, const std::ve
 }  // namespace
 
 void patch(const record_patch& work) {
-    const auto* const newer_end = work.newer.ids + work.newer.count;
-    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(0, work.rows.count, 256), [&](const auto& rows) {
+    const auto* const newer_end = work.newer.ids + *work.newer.count;
+    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(0, *work.rows.count, 256), [&](const auto& rows) {
         const auto* newer = work.newer.ids;
         for (std::uint64_t row = rows.begin(); row != rows.end(); ++row) {
             newer = std::lower_bound(newer, newer_end, work.rows.ids[row]);
@@ -116,7 +116,7 @@ void update(const record_update& work) {
                 });
             }
         };
-        tbb::parallel_for(tbb::blocked_range<std::uint64_t>(0, work.rows.count, records_of_task),
+        tbb::parallel_for(tbb::blocked_range<std::uint64_t>(0, *work.rows.count, records_of_task),
                           update_rows);
     });
 }

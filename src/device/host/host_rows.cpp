@@ -58,7 +58,7 @@ std::byte* row_of_batch(const row_transfer& work, std::uint64_t position) {
 
 std::byte* row_of_table(const row_transfer& work, std::uint64_t index) {
     if (work.table.by_address) return reinterpret_cast<std::byte*>(work.order.ids[index]);
-    const std::uint64_t row = work.compact ? index - work.begin : work.order.ids[index];
+    const std::uint64_t row = work.compact ? index - work.begin : work.order.ids[index] - work.table.first_id;
     return work.table.rows + row * work.table.row_size_bytes;
 }
 
@@ -67,7 +67,8 @@ template <typename Move>
 void for_each_index(const row_transfer& work, Move move) {
     if (refused(work.errors) || work.table.row_size_bytes == 0) return;
     const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_task / work.table.row_size_bytes, 1);
-    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(work.begin, work.end, grain),
+    const row_range moved = work.range == nullptr ? row_range{work.begin, work.end} : *work.range;
+    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(moved.begin, moved.end, grain),
                       [&](const tbb::blocked_range<std::uint64_t>& range) {
                           for (std::uint64_t index = range.begin(); index != range.end(); ++index)
                               move(index);
@@ -167,6 +168,28 @@ void refuse_repeated(const row_order& order, const std::uint64_t* ids, const err
     errors.found->repeated_position = repeated.lowest();
     errors.found->repeated_id = ids[repeated.lowest()];
     *errors.report = *errors.found;
+}
+
+void group(const row_grouping& grouping) {
+    const row_order& sorted = grouping.sorted;
+    const std::uint64_t count = refused(grouping.errors) ? 0 : sorted.count;
+    if (count == 0) std::fill_n(grouping.groups, sorted.count, 0);
+    std::uint64_t found = 0;
+    std::uint64_t below = 0;
+    for (std::uint64_t i = 0; i < count; ++i) {
+        const std::uint64_t id = sorted.ids[i];
+        if (!is_repeated(sorted, i)) {
+            grouping.ids[found] = id;
+            grouping.starts[found] = static_cast<std::uint32_t>(i);
+            ++found;
+            below += id < grouping.split_id ? 1 : 0;
+        }
+        grouping.groups[sorted.positions[i]] = static_cast<std::int64_t>(found - 1);
+    }
+    grouping.starts[found] = static_cast<std::uint32_t>(count);
+    *grouping.id_count = found;
+    grouping.ranges[0] = {0, below};
+    grouping.ranges[1] = {below, found};
 }
 
 void gather(const row_transfer& transfer) {

@@ -4,7 +4,8 @@
 
 #include "src/device/row_work.hpp"
 
-/// Gathers and scatters rows on the host device, on all cores except in `gather_held`.
+/// Gathers and scatters rows on the host device, on all cores except in `group` and
+/// `gather_held`.
 /// `gather` implements device_backend::gather_rows, and so on.
 namespace pinflow::detail::host_rows {
 
@@ -12,6 +13,7 @@ void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_coun
            const error_memory& errors);
 void sort(const row_sort& sort);
 void refuse_repeated(const row_order& order, const std::uint64_t* ids, const error_memory& errors);
+void group(const row_grouping& grouping);
 void gather(const row_transfer& transfer);
 void gather_held(const held_gather& gather);
 void repeat(const row_transfer& transfer);

@@ -138,6 +138,13 @@ void bind_embedding_tables(nb::module_& module) {
             "positions_address",
             [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().positions()); })
         .def_prop_ro("position_count", [](const python_lease& self) { return self.get().position_count(); })
+        .def_prop_ro("device_row_count_address",
+                     [](const python_lease& self) {
+                         return std::bit_cast<std::uintptr_t>(self.get().device_row_count());
+                     })
+        .def_prop_ro(
+            "device_ids_address",
+            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
         .def("ids",
              [](const python_lease& self) {
                  const auto ids = self.get().ids();
@@ -191,13 +198,18 @@ void bind_embedding_tables(nb::module_& module) {
             nb::arg("ids"), nb::arg("count"))
         .def(
             "fetch",
-            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, stream_number stream) {
+            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, bool on_device,
+               stream_number stream) {
+                const row_ids wanted = on_device
+                                           ? row_ids::on_device(std::bit_cast<const void*>(ids), count)
+                                           : row_ids(ids_at(ids, count));
                 embedding_lease lease = self.run(stream, [&](embedding_table& table, stream_view on) {
-                    return table.fetch(ids_at(ids, count), on);
+                    return table.fetch(wanted, on);
                 });
                 return new python_lease(std::move(lease));  // Python takes it over
             },
-            nb::arg("ids"), nb::arg("count"), nb::arg("stream").none(), nb::keep_alive<0, 1>())
+            nb::arg("ids"), nb::arg("count"), nb::kw_only(), nb::arg("on_device"), nb::arg("stream").none(),
+            nb::keep_alive<0, 1>())
         .def(
             "commit",
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,

@@ -24,12 +24,13 @@ class EmbeddingLease:
     """Rows on the table's device, from `fetch` to `commit`: each row once, in ascending order of ids. Needs PyTorch.
     Dropping it without a commit changes nothing in the table."""
 
-    def __init__(self, table: EmbeddingTable, lease: Any) -> None:
-        self._table, self._lease = table, lease
+    def __init__(self, table: EmbeddingTable, lease: Any, has_gpu_ids: bool = False) -> None:
+        self._table, self._lease, self._has_gpu_ids = table, lease, has_gpu_ids
 
     @property
     def weights(self) -> Any:
-        """A tensor of shape (rows, columns) in the memory of the lease; not contiguous. Valid until the commit."""
+        """A tensor of shape (rows, columns) in the memory of the lease; not contiguous. Valid until the commit. If the
+        ids were on the GPU, it has as many rows as there were ids, and only the first `count` have a meaning."""
         torch = _torch()
         rows, stride = self._lease.row_count, self._lease.stride_bytes
         raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
@@ -42,9 +43,19 @@ class EmbeddingLease:
         return self._view(self._lease.positions_address, count * 8).view(_torch().int64)
 
     @property
+    def count(self) -> Any:
+        """The number of different ids. If they were on the GPU, a tensor there, because only the GPU knows it."""
+        if not self._has_gpu_ids:
+            return self._lease.row_count
+        return self._view(self._lease.device_row_count_address, 8).view(_torch().int64)[0]
+
+    @property
     def ids(self) -> Any:
-        """The ids of the rows, as a numpy array."""
+        """The ids of the rows, as a numpy array. If they were on the GPU, a tensor there, as long as `weights`."""
         import numpy
+
+        if self._has_gpu_ids:
+            return self._view(self._lease.device_ids_address, self._lease.row_count * 8).view(_torch().int64)
 
         return numpy.frombuffer(self._lease.ids(), numpy.uint64).astype(numpy.int64)
 
@@ -141,8 +152,9 @@ class EmbeddingTable:
 
         Raises:
             InvalidArgument: `look_ahead` steps are prefetched already. Otherwise as `fetch`.
+            Unsupported: ids on a GPU.
         """
-        found = _ids(ids)
+        found = _host_ids(ids)
         self._table.prefetch(found.ctypes.data, found.size)
 
     def cancel_prefetches(self) -> None:
@@ -154,16 +166,23 @@ class EmbeddingTable:
         """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream.
 
         Args:
-            ids: whole numbers in host memory: a numpy array, a list or a CPU tensor, of any shape. They may repeat.
+            ids: whole numbers of any shape, which may repeat: a numpy array, a list or a tensor. A tensor on the table's
+                GPU is read in the order of the current stream, and the host does not wait for it. If some of its ids
+                are outside the table, the lease has no rows and its commit changes nothing; a later call raises the
+                error.
 
         Raises:
-            InvalidArgument: ids outside the table, or more than max_batch_ids.
-            Unsupported: ids in device memory: use ids.cpu().
+            InvalidArgument: ids outside the table, or more than max_batch_ids; ids on another GPU.
             AllSlotsLeased: leases and prefetches hold the memory of all steps.
         """
-        found = _ids(ids)
+        return self._fetch(_ids(ids, self._gpu))
+
+    def _fetch(self, ids: Any) -> EmbeddingLease:
+        """Fetches the rows of what _ids has returned."""
         stream, _ = consumer_stream(None, self._gpu)
-        return EmbeddingLease(self, self._table.fetch(found.ctypes.data, found.size, stream))
+        on_gpu = _is_on_gpu(ids)
+        address, count = (ids.data_ptr(), ids.numel()) if on_gpu else (ids.ctypes.data, ids.size)
+        return EmbeddingLease(self, self._table.fetch(address, count, on_device=on_gpu, stream=stream), on_gpu)
 
     def commit(self, lease: EmbeddingLease, gradients: Any) -> None:
         """Makes one step of the optimizer on each row of the lease, and writes it back.
@@ -184,7 +203,7 @@ class EmbeddingTable:
     def weights(self, ids: Any) -> Any:
         """The weights of rows as a CPU tensor of shape (len(ids), columns). Waits for all commits."""
         torch = _torch()
-        found = _ids(ids)
+        found = _host_ids(ids)
         rows = torch.empty((found.size, self.shape[1]), dtype=getattr(torch, self.dtype))
         self._table.read_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
         return rows
@@ -200,7 +219,7 @@ class EmbeddingTable:
             InvalidArgument: another shape, ids outside the table, or leases are held.
         """
         torch = _torch()
-        found = _ids(ids)
+        found = _host_ids(ids)
         rows = torch.as_tensor(weights).detach().to("cpu", getattr(torch, self.dtype)).contiguous()
         if tuple(rows.shape) != (found.size, self.shape[1]):
             raise InvalidArgument(f"the weights of {found.size} rows have the shape ({found.size}, {self.shape[1]}), not "
@@ -288,13 +307,11 @@ class EmbeddingTable:
         if len(pending) == 1 and lease is not None and lease._lease.is_valid():
             self._commit(lease, gradient)
         else:
-            import numpy
-
             for each, _, _ in pending:
                 if each is not None and each._lease.is_valid():
                     each.release()
-            ids = numpy.concatenate([each for _, each, _ in pending])
-            self._commit(self.fetch(ids), torch.cat([each for _, _, each in pending]))
+            ids = _joined([each for _, each, _ in pending], self._torch_device)
+            self._commit(self._fetch(ids), torch.cat([each for _, _, each in pending]))
         self.zero_grad()
 
     def zero_grad(self) -> None:
@@ -341,11 +358,38 @@ def _torch() -> Any:
     return importlib.import_module("torch")
 
 
-def _ids(ids: Any) -> Any:
+def _is_on_gpu(ids: Any) -> bool:
+    return getattr(getattr(ids, "device", None), "type", "cpu") == "cuda"
+
+
+def _ids(ids: Any, gpu: Optional[int]) -> Any:
+    """Ids as one list of int64: a numpy array, or a tensor on the table's GPU."""
+    if not _is_on_gpu(ids):
+        return _host_ids(ids)
+    torch = _torch()
+    if ids.device.index != gpu:
+        rows = "in host memory" if gpu is None else f"on cuda:{gpu}"
+        raise InvalidArgument(f"the ids are on {ids.device}, and the table's rows {rows}")
+    if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
+        raise InvalidArgument(f"ids are whole numbers, not {ids.dtype}")
+    return ids.detach().reshape(-1).to(torch.int64).contiguous()
+
+
+def _joined(ids: List[Any], device: str) -> Any:
+    """What _ids has returned, as one list."""
     import numpy
 
-    if getattr(getattr(ids, "device", None), "type", "cpu") == "cuda":
-        raise Unsupported("an embedding table takes ids in host memory: use ids.cpu()")
+    if not any(_is_on_gpu(each) for each in ids):
+        return numpy.concatenate(ids)
+    torch = _torch()
+    return torch.cat([torch.as_tensor(each, device=device) for each in ids])
+
+
+def _host_ids(ids: Any) -> Any:
+    import numpy
+
+    if _is_on_gpu(ids):
+        raise Unsupported("this call takes ids in host memory: use ids.cpu()")
     return numpy.ascontiguousarray(whole_numbers(numpy.asarray(ids).reshape(-1)), dtype=numpy.int64)
 
 
@@ -361,7 +405,7 @@ def _module_class() -> Any:
     class lookup(torch.autograd.Function):  # type: ignore[misc,name-defined]
         @staticmethod
         def forward(ctx: Any, anchor: Any, table: EmbeddingTable, ids: Any, shape: Any) -> Any:
-            lease = table.fetch(ids)
+            lease = table._fetch(ids)
             rows = lease.weights[lease.positions].view(*shape, table.shape[1])
             ctx.kept = (table, table._keep(lease), ids)
             return rows
@@ -390,11 +434,11 @@ def _module_class() -> Any:
         def forward(self, ids: Any) -> Any:
             import numpy
 
-            found = _ids(ids)
-            shape = tuple(numpy.shape(ids))
+            found = _ids(ids, self.table._gpu)
+            shape = tuple(ids.shape) if _is_on_gpu(ids) else numpy.shape(ids)
             if self.training and torch.is_grad_enabled():
                 return lookup.apply(self._anchor, self.table, found, shape)
-            lease = self.table.fetch(found)
+            lease = self.table._fetch(found)
             rows = lease.weights[lease.positions].view(*shape, self.table.shape[1])
             lease.release()
             return rows

@@ -1,0 +1,94 @@
+#include <fmt/format.h>
+
+#include <utility>
+
+#include "pinflow/error.hpp"
+#include "src/device/backend.hpp"
+#include "src/rows/exchange_setup.hpp"
+#include "src/rows/route_plan.hpp"
+#include "src/train/table_state.hpp"
+
+// What a table does for ids in device memory. The host does not know how many differ, so kernels move the
+// rows.
+
+namespace pinflow {
+
+using detail::table_step;
+
+/// @throws invalid_argument for null; unsupported if kernels cannot move the rows.
+void embedding_table::state::check_device_ids(row_ids ids) const {
+    if (ids.data() == nullptr) throw invalid_argument("cannot fetch rows for null ids");
+    if (exchange_ && !exchange_->in_place())
+        throw unsupported(
+            fmt::format("an embedding table takes ids in device memory only if the device can access its "
+                        "storage in place: {}",
+                        exchange_->plan_gather(ids.size()).reason));
+}
+
+/// Throws the error of a fetch, if the device has found one.
+void embedding_table::state::throw_wrong_ids(table_step& step) {
+    if (step.device_ids == nullptr || !step.gathered.done()) return;
+    const detail::index_errors found = std::exchange(step.host_numbers().errors, {});
+    if (found.outside_count == 0) return;
+    throw invalid_argument(
+        fmt::format("{} of {} ids in device memory are outside the embedding table of {} rows; the first is "
+                    "ids[{}] = {}. "
+                    "Their fetch has no rows, and its commit changes nothing",
+                    found.outside_count, step.position_count, options.row_count, found.outside_position,
+                    static_cast<std::int64_t>(found.outside_id)));
+}
+
+void embedding_table::state::throw_wrong_ids() {
+    for (const std::unique_ptr<table_step>& step : steps_)
+        throw_wrong_ids(*step);
+}
+
+void embedding_table::state::group_on_device(const table_step& step) {
+    if (!device_grouper_) device_grouper_.emplace(options.max_batch_ids, gathers_, options.resource);
+    device_grouper_->group(step, options.row_count, options.device_rows, gathers_);
+}
+
+/// Calls move(transfer) for the rows of a step in device memory, and for the others.
+template <typename Move>
+void embedding_table::state::move_ranges(const table_step& step, detail::row_direction direction, Move move) {
+    detail::row_transfer transfer;
+    transfer.order.ids = step.device_groups().ids;
+    transfer.order.count = step.position_count;
+    transfer.parts.rows[0] = step.records.data();
+    transfer.parts.first[1] = step.position_count;
+    transfer.parts.count = 1;
+    transfer.end = step.position_count;
+    const detail::row_range* const ranges = step.device_numbers().ranges;
+    if (options.device_rows != 0) {
+        transfer.table = {first_rows_.data(), options.device_rows, layout.size_bytes};
+        transfer.range = &ranges[0];
+        move(std::as_const(transfer));
+    }
+    if (!exchange_) return;
+    const std::span<std::byte> others = host_records();
+    detail::call_facts call;
+    call.is_scatter = direction == detail::row_direction::scatter;
+    call.is_aligned = detail::is_aligned(others.data(), layout.size_bytes);
+    call.row_bytes = layout.size_bytes;
+    call.table_bytes = others.size();
+    transfer.table = {others.data(), options.row_count - options.device_rows, layout.size_bytes,
+                      options.device_rows};
+    transfer.range = &ranges[1];
+    transfer.blocks = detail::default_blocks(call);
+    move(std::as_const(transfer));
+}
+
+void embedding_table::state::gather_ranges(const table_step& step) {
+    move_ranges(step, detail::row_direction::gather, [&](const detail::row_transfer& transfer) {
+        device.backend().gather_rows(transfer, gathers_.view().native_handle());
+    });
+}
+
+void embedding_table::state::scatter_ranges(const table_step& step) {
+    move_ranges(step, detail::row_direction::scatter, [&](const detail::row_transfer& transfer) {
+        device.backend().scatter_rows(transfer, detail::repeated_rows::last, detail::sum_type::int32,
+                                      writes_.view().native_handle());
+    });
+}
+
+}  // namespace pinflow
