@@ -145,11 +145,11 @@ void load_run::fill(const load_unit& unit, tensor_reader& reader) {
 
 void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers) {
     load_buffer& buffer = buffers.next();
+    reader.read(unit, buffer.host.data());
     std::vector<copy_range> copies;
     for (const load_piece& piece : plan_.pieces_of(unit)) {
         std::byte* const side = buffer.host.data() + piece.unit_offset_bytes;
         const load_job& job = plan_.jobs[piece.job];
-        reader.read(job, piece.begin_bytes, {side, piece.size_bytes});
         std::byte* const target = target_of(piece);
         if (target == nullptr) return;
         copy_range* const last = copies.empty() ? nullptr : &copies.back();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "pinflow/file.hpp"
 #include "src/core/cast.hpp"
@@ -56,12 +57,51 @@ void tensor_reader::read(const load_job& job, std::uint64_t begin_bytes, std::sp
     cast_elements(stored_type, stored, *job.cast, destination.data(), count);
 }
 
+void tensor_reader::read(const load_unit& unit, std::byte* buffer) {
+    const std::span<const load_piece> pieces = plan_.pieces_of(unit);
+    const auto offset_of = [&](const load_piece& piece) {
+        const file_position place = position_of(opened_, plan_.jobs[piece.job]);
+        return file_position{place.file, place.offset_bytes + piece.begin_bytes};
+    };
+    for (std::size_t begin = 0; begin < pieces.size();) {
+        const load_piece& first = pieces[begin++];
+        std::uint64_t size_bytes = first.size_bytes;
+        const load_job& job = plan_.jobs[first.job];
+        if (job.is_contiguous()) {
+            const file_position place = offset_of(first);
+            for (; begin < pieces.size(); ++begin) {
+                const load_piece& next = pieces[begin];
+                const file_position next_place = offset_of(next);
+                const bool follows = next_place.file == place.file &&
+                                     next_place.offset_bytes == place.offset_bytes + size_bytes &&
+                                     next.unit_offset_bytes == first.unit_offset_bytes + size_bytes;
+                if (!follows || !plan_.jobs[next.job].is_contiguous()) break;
+                size_bytes += next.size_bytes;
+            }
+        }
+        read(job, first.begin_bytes, {buffer + first.unit_offset_bytes, size_bytes});
+    }
+}
+
+/// Reads bytes of a file as they are stored.
+void tensor_reader::read_range(std::size_t file, std::uint64_t offset_bytes,
+                               std::span<std::byte> destination) {
+    const input_file& source = *opened_.files[file];
+    std::size_t count = 0;
+    // Threads that read with one descriptor delay each other. A descriptor of the thread's own is worth
+    // opening for several reads.
+    if (std::exchange(last_file_, file) == file)
+        count = system::read_at(descriptor_of(file).get(), source.path(), offset_bytes, destination);
+    // also the rest of a short read, and the error at the end of a truncated file
+    source.read(offset_bytes + count, destination.subspan(count));
+}
+
 void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
                                 std::span<std::byte> destination) {
     const file_position first = position_of(opened_, job);
     const input_file& file = *opened_.files[first.file];
     if (!job.has_gaps) {
-        file.read(first.offset_bytes + begin_bytes, destination);
+        read_range(first.file, first.offset_bytes + begin_bytes, destination);
         return;
     }
     const byte_runs runs = runs_of(opened_, job);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -41,6 +42,10 @@ class tensor_reader {
     /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.
     /// @throws data_changed, system_failure.
     void read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
+    /// Fills a staging buffer with the pieces of a unit. Neighbours in the file and in the buffer are read at
+    /// once.
+    /// @throws as `read`.
+    void read(const load_unit& unit, std::byte* buffer);
 
     /// Decodes a job from its beginning to its end, unless `stopped` becomes true. Calls
     /// next_buffer(size_bytes) for memory of `piece_bytes` at most, or of one element if that is larger,
@@ -67,6 +72,7 @@ class tensor_reader {
 
  private:
     void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
+    void read_range(std::size_t file, std::uint64_t offset_bytes, std::span<std::byte> destination);
     void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
     const thread_descriptor& descriptor_of(std::size_t file);
     void begin_decoding(const load_job& job);
@@ -80,6 +86,7 @@ class tensor_reader {
     scratch_memory cast_scratch_;
     scratch_memory read_scratch_;
     std::map<std::size_t, thread_descriptor> descriptors_;  ///< of one file
+    std::optional<std::size_t> last_file_;                  ///< of read_range
     std::map<std::size_t, std::unique_ptr<element_file>> decoded_files_;
     // of the job that is being decoded
     std::unique_ptr<element_stream> stream_;
