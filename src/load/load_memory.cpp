@@ -18,7 +18,7 @@ constexpr std::chrono::microseconds allocation_interval{200};
 
 }  // namespace
 
-void load_run::allocate() {
+void load_run::allocate(const std::function<bool()>& work) {
     // threads begin at the end if the copy engine begins at the front
     const std::size_t count = blocks_.size();
     std::uint64_t allocated_bytes = 0;
@@ -28,20 +28,22 @@ void load_run::allocate() {
                                                                                : i;
         allocate_block(index);
         allocated_bytes += plan_.blocks[index].size_bytes;
-        if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes);
+        if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes, work);
     }
     // after all allocations: while CUDA registers pages, an allocation of device memory waits
     if (wants_pages() && !stopped_) begin_pages();
 }
 
-/// Waits while more than max_ahead_bytes of the allocated memory are not filled. Returns at once if a thread
-/// waits for a block, or if the load is stopped or all threads have ended.
-void load_run::wait_until_filled(std::uint64_t allocated_bytes) {
+/// Works or waits while more than max_ahead_bytes of the allocated memory are not filled. Returns at once if
+/// a thread waits for a block, or if the load is stopped or all threads have ended.
+void load_run::wait_until_filled(std::uint64_t allocated_bytes, const std::function<bool()>& work) {
+    bool has_work = true;
     while (allocated_bytes > staged_bytes_ + max_ahead_bytes) {
         say_progress();
+        if (has_work) has_work = work();
         std::unique_lock lock(mutex_);
         if (stopped_ || running_ == 0 || waiting_ > 0) return;
-        changed_.wait_for(lock, allocation_interval);
+        if (!has_work) changed_.wait_for(lock, allocation_interval);
     }
 }
 

@@ -36,8 +36,9 @@ class load_run {
     ~load_run();
 
     /// Allocates all blocks. On the route `staged` to a GPU, waits so that not much more memory is allocated
-    /// than filled. On the routes `copy` and `both`, begins to page-lock afterwards.
-    void allocate();
+    /// than filled. Meanwhile it calls `work`, which does a little at a time, until it returns false. On the
+    /// routes `copy` and `both`, begins to page-lock afterwards.
+    void allocate(const std::function<bool()>& work);
     /// Waits until all is done.
     /// @throws the first error of any thread.
     void finish();
@@ -61,7 +62,7 @@ class load_run {
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);
     void allocate_block(std::size_t index);
-    void wait_until_filled(std::uint64_t allocated_bytes);
+    void wait_until_filled(std::uint64_t allocated_bytes, const std::function<bool()>& work);
     std::shared_ptr<const memory_region> map_privately(std::size_t file);
     /// Calls options.progress, but not more often than every progress_interval.
     void say_progress();

@@ -296,19 +296,30 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
     const detail::load_plan plan = detail::plan_load(*opened_, std::move(jobs), device);
     loaded.tensors.reserve(plan.jobs.size());
     loaded.indices.reserve(plan.jobs.size());
-    {
-        detail::load_run run(*opened_, plan, device, options);
-        run.allocate();
-        for (const detail::load_job& job : plan.jobs) {
+    // makes some tensors without their elements; returns whether others are left
+    const auto make_some = [&] {
+        constexpr std::size_t some = 64;
+        const std::size_t end = std::min(loaded.tensors.size() + some, plan.jobs.size());
+        while (loaded.tensors.size() < end) {
+            const detail::load_job& job = plan.jobs[loaded.tensors.size()];
             device_tensor tensor(std::string(opened_->stored[job.tensor].name),
                                  detail::type_of(*opened_, job), detail::shape_of(*opened_, job), device);
             tensor.size_bytes_ = job.size_bytes;
-            if (job.size_bytes != 0) {
-                tensor.data_ = run.address_of(job.block) + job.block_offset_bytes;
-                tensor.block_ = run.block(job.block);
-            }
             loaded.indices.emplace(tensor.name(), loaded.tensors.size());
             loaded.tensors.push_back(std::move(tensor));
+        }
+        return end < plan.jobs.size();
+    };
+    {
+        detail::load_run run(*opened_, plan, device, options);
+        run.allocate(make_some);
+        while (make_some()) {
+        }
+        for (std::size_t i = 0; i < plan.jobs.size(); ++i) {
+            const detail::load_job& job = plan.jobs[i];
+            if (job.size_bytes == 0) continue;
+            loaded.tensors[i].data_ = run.address_of(job.block) + job.block_offset_bytes;
+            loaded.tensors[i].block_ = run.block(job.block);
         }
         run.finish();
         loaded.report = run.report();
