@@ -21,6 +21,10 @@ constexpr std::uint64_t page_bytes = 64 << 10;  ///< a multiple of the system's 
 /// If less of a file is loaded, it is read: a process has at most vm.max_map_count mappings (65,530 by
 /// default).
 constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
+/// The first and the last units of a load are shorter: the link waits for the first ones to be read, and the
+/// caller for the last ones to be copied.
+constexpr std::uint64_t short_unit_bytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t in_short_units_bytes = 16 * short_unit_bytes;  ///< at either end
 
 /// What a message calls a tensor.
 std::string label_of(const opened_tensors& opened, std::size_t index) {
@@ -49,6 +53,8 @@ class planner {
         plan.mapped.resize(opened.files.size());
         plan.pieces.reserve(plan.jobs.size());
         small_.reserve(plan.jobs.size());
+        for (const load_job& job : plan.jobs)
+            all_bytes_ += job.size_bytes;
         if (device.kind() != device_kind::host) return;
         for (const load_job& job : plan.jobs) {
             const stored_tensor& stored = opened.stored[job.tensor];
@@ -59,6 +65,7 @@ class planner {
     void add(std::uint32_t index) {
         load_job& job = plan_.jobs[index];
         if (job.size_bytes == 0) return;
+        const std::uint64_t bytes_before = plan_.total_bytes;
         plan_.total_bytes += job.size_bytes;
         const bool is_raw = opened_.stored[job.tensor].offset_bytes.has_value();
         const bool is_contiguous = is_raw && job.is_contiguous();
@@ -77,18 +84,17 @@ class planner {
         } else if (job.size_bytes >= min_own_block_bytes) {
             for (std::uint64_t begin = 0; begin < job.size_bytes;) {
                 const std::uint64_t left = job.size_bytes - begin;
+                const std::uint64_t max_bytes = max_unit_bytes(bytes_before + begin);
                 // no last piece is too short for the copy engine
-                const bool leaves_short =
-                    left > load_unit_bytes && left - load_unit_bytes < thresholds.min_copied_bytes;
-                const std::uint64_t size_bytes =
-                    leaves_short ? load_unit_bytes / 2 : std::min(load_unit_bytes, left);
+                const bool leaves_short = left > max_bytes && left - max_bytes < thresholds.min_copied_bytes;
+                const std::uint64_t size_bytes = leaves_short ? max_bytes / 2 : std::min(max_bytes, left);
                 auto& units = is_contiguous ? plan_.copyable : plan_.others;
                 units.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1});
                 plan_.pieces.push_back({.job = index, .begin_bytes = begin, .size_bytes = size_bytes});
                 begin += size_bytes;
             }
         } else {
-            small_.push_back(index);
+            small_.push_back({index, bytes_before});
         }
     }
 
@@ -103,6 +109,19 @@ class planner {
     }
 
  private:
+    /// A job that shares a unit with others.
+    struct small_job {
+        std::uint32_t index;
+        std::uint64_t bytes_before;  ///< of all jobs before it
+    };
+
+    /// The maximum size of a unit that begins after so many bytes of the load.
+    std::uint64_t max_unit_bytes(std::uint64_t bytes_before) const {
+        const bool is_short =
+            bytes_before < in_short_units_bytes || all_bytes_ - bytes_before <= in_short_units_bytes;
+        return is_short ? short_unit_bytes : load_unit_bytes;
+    }
+
     /// Sets where a job is delivered. @return whether it is a mapping.
     bool place(load_job& job, bool is_contiguous) {
         if (job.destination != nullptr) {
@@ -156,16 +175,17 @@ class planner {
     /// Within a block, the staging buffer has the layout of the block.
     load_unit small_unit(std::size_t& next) {
         load_unit unit{plan_.pieces.size()};
+        const std::uint64_t max_bytes = max_unit_bytes(small_[next].bytes_before);
         std::uint64_t end = 0;
         const load_job* last = nullptr;
         for (; next < small_.size(); ++next) {
-            const load_job& job = plan_.jobs[small_[next]];
+            const load_job& job = plan_.jobs[small_[next].index];
             std::uint64_t offset = rounded_up(end, block_alignment);
             if (last != nullptr && last->block == job.block)
                 offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
             const bool kinds_differ = last != nullptr && last->is_contiguous() != job.is_contiguous();
-            if (last != nullptr && (kinds_differ || offset + job.size_bytes > load_unit_bytes)) break;
-            plan_.pieces.push_back({.job = small_[next],
+            if (last != nullptr && (kinds_differ || offset + job.size_bytes > max_bytes)) break;
+            plan_.pieces.push_back({.job = small_[next].index,
                                     .unit_offset_bytes = static_cast<std::uint32_t>(offset),
                                     .size_bytes = job.size_bytes});
             ++unit.piece_count;
@@ -206,7 +226,8 @@ class planner {
     std::optional<std::uint32_t> shared_block_;
     /// For each file, of contiguous tensors and slices as stored. On the host device only.
     std::vector<std::uint64_t> raw_bytes_;
-    std::vector<std::uint32_t> small_;
+    std::vector<small_job> small_;
+    std::uint64_t all_bytes_ = 0;  ///< of all jobs
     std::vector<load_unit> decoded_;
 };
 
