@@ -7,11 +7,13 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <random>
 #include <set>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -234,6 +236,48 @@ TEST_CASE("cuda steady: a stream that is being captured into a graph is refused,
     exchange.gather_async(ids_of(ids), rows.data(), stream);
     stream.synchronize();
     exchange.check();
+}
+
+TEST_CASE("cuda steady: in global mode a graph is captured while loaders and tables work") {
+    const device gpu = device::cuda(0);
+    const temporary_folder folder;
+    write_random_rows(folder / "rows.npy", 500, 3000, 1);
+    const stream captured(gpu);
+    const device_buffer memory(64, captured);
+    captured.synchronize();
+    REQUIRE(::cudaStreamBeginCapture(to_cuda(captured), cudaStreamCaptureModeGlobal) == cudaSuccess);
+    std::string failure;
+    const auto work = [&] {
+        const stream stream(gpu);
+        loader loader({open_npy(folder / "rows.npy")},
+                      {.device = gpu, .batch_rows = 16, .order = order::shuffled, .epochs = 3});
+        std::uint64_t rows = 0;
+        while (const auto batch = loader.next(stream))
+            rows += batch->row_count();
+        CHECK(rows == 1500);
+        embedding_table table({.row_count = 1000, .columns = 4, .max_batch_ids = 100}, gpu);
+        const device_buffer gradients(1600, stream);
+        const std::vector<std::uint64_t> ids(100, 7);
+        for (int step = 0; step < 10; ++step) {
+            table.prefetch(ids);
+            table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+        }
+        stream.synchronize();
+        table.synchronize();
+    };
+    std::thread worker([&] {
+        try {
+            work();
+        } catch (const std::exception& error) {
+            failure = error.what();
+        }
+    });
+    worker.join();
+    CHECK(failure == "");
+    CHECK(::cudaMemsetAsync(memory.data(), 0, 64, to_cuda(captured)) == cudaSuccess);
+    cudaGraph_t graph = nullptr;
+    CHECK(::cudaStreamEndCapture(to_cuda(captured), &graph) == cudaSuccess);
+    if (graph != nullptr) CHECK(::cudaGraphDestroy(graph) == cudaSuccess);
 }
 
 TEST_CASE("cuda steady: a hole between registrations of others is found in a table of 300 MiB") {

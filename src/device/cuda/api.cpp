@@ -85,6 +85,7 @@ struct driver_functions {
     CUresult(CUDAAPI* get_current)(CUcontext*) = nullptr;
     CUresult(CUDAAPI* push_current)(CUcontext) = nullptr;
     CUresult(CUDAAPI* pop_current)(CUcontext*) = nullptr;
+    CUresult(CUDAAPI* exchange_capture_mode)(CUstreamCaptureMode*) = nullptr;
     CUresult(CUDAAPI* pointer_attribute)(void*, CUpointer_attribute, CUdeviceptr) = nullptr;
     CUresult(CUDAAPI* wait_value)(CUstream, CUdeviceptr, cuuint32_t, unsigned) = nullptr;
 
@@ -94,6 +95,7 @@ struct driver_functions {
         find("cuCtxGetCurrent", get_current);
         find("cuCtxPushCurrent", push_current);
         find("cuCtxPopCurrent", pop_current);
+        find("cuThreadExchangeStreamCaptureMode", exchange_capture_mode);
         find("cuPointerGetAttribute", pointer_attribute);
         find("cuStreamWaitValue32", wait_value);
     }
@@ -234,6 +236,12 @@ cudaError_t pop_context() noexcept {
     // not an attempt: the context must be popped even after a sticky error
     const auto pop = driver().pop_current;
     return pop == nullptr ? cudaErrorInitializationError : from_driver(pop(&popped));
+}
+
+void exchange_capture_mode(CUstreamCaptureMode& mode) noexcept {
+    // not an attempt: it reaches no device, and the mode must be set back even after a sticky error
+    const auto exchange = driver().exchange_capture_mode;
+    if (exchange != nullptr) static_cast<void>(exchange(&mode));
 }
 
 // ---- streams and events -------------------------------------------------------------------------

@@ -16,9 +16,9 @@
 
 /// The only layer that calls CUDA. Every call returns its status, except `runs_in_pairs`, which returns false
 /// on failure. `check` turns a failure into an exception. Every call passes a seam where tests inject
-/// failures, and is refused in a forked child and after a sticky error. The exception is `pop_context`, which
-/// is always made. No failure of these calls remains visible to the program's own cudaGetLastError. Any
-/// thread may call these functions.
+/// failures, and is refused in a forked child and after a sticky error. The exceptions are `pop_context` and
+/// `exchange_capture_mode`, which are always made. No failure of these calls remains visible to the program's
+/// own cudaGetLastError. Any thread may call these functions.
 namespace pinflow::detail::cuda {
 
 // ---- the seam -----------------------------------------------------------------------------------
@@ -73,6 +73,8 @@ void check(cudaError_t status, fmt::format_string<Arguments...> attempt, Argumen
 [[nodiscard]] cudaError_t current_context(CUcontext& context) noexcept;
 [[nodiscard]] cudaError_t push_context(CUcontext context) noexcept;
 [[nodiscard]] cudaError_t pop_context() noexcept;
+/// Sets the calling thread's mode of stream capture, and returns the previous one in `mode`.
+void exchange_capture_mode(CUstreamCaptureMode& mode) noexcept;
 
 // ---- streams and events -------------------------------------------------------------------------
 

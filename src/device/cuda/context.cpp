@@ -37,13 +37,17 @@ const context& context::for_host_memory(int device) {
 context::scope::scope(CUcontext handle) noexcept {
     CUcontext current = nullptr;
     status_ = current_context(current);
-    if (status_ != cudaSuccess || current == handle) return;
+    if (status_ != cudaSuccess) return;
+    exchange_capture_mode(mode_);
+    exchanged_ = true;
+    if (current == handle) return;
     status_ = push_context(handle);
     pushed_ = status_ == cudaSuccess;
 }
 
 context::scope::~scope() {
     if (pushed_) static_cast<void>(pop_context());
+    if (exchanged_) exchange_capture_mode(mode_);
 }
 
 }  // namespace pinflow::detail::cuda

@@ -5,7 +5,9 @@
 namespace pinflow::detail::cuda {
 
 /// Runs functions in a context of one device, by default the primary one. The context is pushed and popped,
-/// so that the calling thread's current context, or lack of one, does not change.
+/// so that the calling thread's current context, or lack of one, does not change. The functions run in the
+/// relaxed mode of stream capture: in another mode, some calls would end a capture of a CUDA graph in any
+/// thread, although they do not touch the captured streams.
 class context {
  public:
     /// @throws device_error if the device cannot be used.
@@ -43,6 +45,8 @@ class context {
      private:
         cudaError_t status_ = cudaSuccess;
         bool pushed_ = false;
+        bool exchanged_ = false;
+        CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  ///< then the thread's own
     };
 
     int device_;
