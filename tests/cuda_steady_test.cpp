@@ -11,6 +11,7 @@
 #include <mutex>
 #include <random>
 #include <set>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -206,6 +207,8 @@ TEST_CASE(
         ids.resize(options.max_batch_ids);
         std::ranges::generate(ids, [&] { return random() % options.row_count; });
     }
+    const device_buffer on_device(options.max_batch_ids * sizeof(std::uint64_t), stream);
+    copy_to_device_async(on_device.data(), std::as_bytes(std::span(batches[0])), stream);
     listener calls(true);
     table.prefetch(batches[0]);
     table.prefetch(batches[1]);
@@ -215,6 +218,8 @@ TEST_CASE(
         embedding_lease lease = table.fetch(batches[number], stream);
         table.prefetch(batches[number + 2]);
         table.commit(std::move(lease), gradients.data(), dtype::of<float>(), stream);
+        table.commit(table.fetch(row_ids::on_device(on_device.data(), options.max_batch_ids), stream),
+                     gradients.data(), dtype::of<float>(), stream);
     }
     CHECK(calls.heard() == std::set<std::string>());
     table.synchronize();
@@ -224,12 +229,16 @@ TEST_CASE("cuda steady: a stream that is being captured into a graph is refused,
     const device gpu = device::cuda(0);
     const pinned_buffer memory(4096, gpu);
     row_exchange exchange(row_table(memory.bytes(), 64), gpu);
+    CHECK(exchange.is_in_place());
+    embedding_table table({.row_count = 10, .columns = 4, .max_batch_ids = 8}, gpu);
     const stream stream(gpu);
     const device_buffer rows(64, stream);
     const id_vector ids{1};
     stream.synchronize();
     REQUIRE(::cudaStreamBeginCapture(to_cuda(stream), cudaStreamCaptureModeThreadLocal) == cudaSuccess);
     CHECK_THROWS_AS(exchange.gather_async(ids_of(ids), rows.data(), stream), unsupported);
+    CHECK_THROWS_AS(table.fetch(row_ids::on_device(rows.data(), 1), stream), unsupported);
+    CHECK_THROWS_AS(table.fetch(ids_of(ids), stream), unsupported);
     cudaGraph_t graph = nullptr;
     CHECK(::cudaStreamEndCapture(to_cuda(stream), &graph) == cudaSuccess);
     CHECK(::cudaGraphDestroy(graph) == cudaSuccess);

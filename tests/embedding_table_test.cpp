@@ -174,10 +174,10 @@ std::vector<float> random_gradients(std::mt19937_64& random, std::size_t count) 
 }
 
 /// Gradients or ids in device memory, which must live until the stream has passed the commit or the fetch.
-class device_numbers {
+class device_array {
  public:
     template <typename Number>
-    device_numbers(const std::vector<Number>& values, stream_view stream)
+    device_array(const std::vector<Number>& values, stream_view stream)
         : host_(std::max<std::size_t>(values.size(), 1) * sizeof(Number), stream.device()),
           memory_(host_.size_bytes(), stream) {
         std::memcpy(host_.data(), values.data(), values.size() * sizeof(Number));
@@ -208,7 +208,7 @@ void check_program(const device& device, embedding_options options, std::mt19937
     plain_table expected(options);
     embedding_table table(options, device);
     const stream stream(device);
-    std::deque<device_numbers> kept;
+    std::deque<device_array> kept;
     std::deque<std::vector<std::uint64_t>> upcoming;
     std::vector<std::pair<embedding_lease, std::vector<std::uint64_t>>> leases;
     for (int step = 0; step < steps; ++step) {
@@ -338,7 +338,7 @@ TEST_CASE("embedding table: what fails in a thread that prefetches is thrown by 
     plain_table expected(options);
     std::mt19937_64 random(5);
     const std::vector<float> ones(10'000, 1);
-    const device_numbers gradients(ones, stream);
+    const device_array gradients(ones, stream);
     const auto failing = random_ids(random, 100, 9000);
     const auto other = random_ids(random, 100, 10'000);
     const auto commit = [&](embedding_lease lease, const std::vector<std::uint64_t>& ids) {
@@ -362,6 +362,76 @@ TEST_CASE("embedding table: what fails in a thread that prefetches is thrown by 
         commit(table.fetch(failing, stream), failing);
         CHECK(weights_of(table, all_ids(100)) == expected.weights_of(all_ids(100)));
     }
+}
+
+TEST_CASE("embedding table: an error of ids in device memory is thrown before their memory is used again") {
+    class waiting_backend : public fake_cuda_backend {
+     public:
+        gate begun;
+
+        device_kind kind() const noexcept override { return device_kind::host; }
+        void synchronize_event(void* event) override {
+            begun.open();
+            fake_cuda_backend::synchronize_event(event);
+        }
+    };
+    waiting_backend backend;
+    const stream stream(backend.device());
+    embedding_options options;
+    options.row_count = 10;
+    options.columns = 1;
+    options.max_batch_ids = 2;
+    options.look_ahead = 0;
+    embedding_table table(options, backend.device());
+    const std::vector<std::uint64_t> wrong{1, 10};
+    const std::vector<std::uint64_t> right{1, 2};
+    stream.synchronize();
+    hold(stream, backend.begun);  // until the table waits for memory that it uses again
+    for (int i = 0; i < 2; ++i)
+        static_cast<void>(table.fetch(row_ids::on_device(wrong.data(), 2), stream));
+    CHECK_THROWS_WITH_AS(table.fetch(right, stream), doctest::Contains("ids[1] = 10"), invalid_argument);
+    stream.synchronize();
+    CHECK_THROWS_WITH_AS(table.fetch(right, stream), doctest::Contains("ids[1] = 10"), invalid_argument);
+    CHECK(table.fetch(right, stream).row_count() == 2);
+}
+
+TEST_CASE("embedding table: ids in device memory are refused if kernels cannot access the storage") {
+    class unreached_backend : public fake_cuda_backend {
+     public:
+        detail::page_locker* locker() override { return nullptr; }
+        bool reaches(const std::byte*, std::uint64_t) override { return false; }
+    };
+    unreached_backend backend;
+    const stream stream(backend.device());
+    embedding_options options;
+    options.row_count = 10;
+    options.columns = 1;
+    options.max_batch_ids = 2;
+    embedding_table table(options, backend.device());
+    const std::vector<std::uint64_t> ids{1, 2};
+    CHECK_THROWS_WITH_AS(table.fetch(row_ids::on_device(ids.data(), 2), stream),
+                         doctest::Contains("cannot access the storage"), unsupported);
+    CHECK(table.fetch(ids, stream).row_count() == 2);
+    std::vector<std::byte> rows(64);
+    CHECK_FALSE(row_exchange(row_table(rows, 16), backend.device()).is_in_place());
+}
+
+TEST_CASE("embedding table: a stream that is being captured into a graph is refused") {
+    fake_cuda_backend backend;
+    const stream stream(backend.device());
+    embedding_options options;
+    options.row_count = 10;
+    options.columns = 1;
+    options.max_batch_ids = 2;
+    embedding_table table(options, backend.device());
+    const std::vector<std::uint64_t> ids{1, 2};
+    embedding_lease lease = table.fetch(ids, stream);
+    backend.captured = stream.view().native_handle();
+    CHECK_THROWS_AS(table.fetch(ids, stream), unsupported);
+    CHECK_THROWS_AS(table.fetch(row_ids::on_device(ids.data(), 2), stream), unsupported);
+    CHECK_THROWS_AS(table.write_back(std::move(lease), stream), unsupported);
+    backend.captured = nullptr;
+    CHECK(table.fetch(ids, stream).row_count() == 2);
 }
 
 TEST_CASE("embedding table: in a forked process calls are refused, and a table can be destroyed") {
@@ -505,7 +575,7 @@ TEST_CASE("embedding table: leases of several streams commit in turn, and rows a
             embedding_table table(options, device);
             const stream first(device), second(device);
             std::mt19937_64 random(9);
-            std::deque<device_numbers> gradients;
+            std::deque<device_array> gradients;
             const auto commit = [&](embedding_lease lease, const std::vector<std::uint64_t>& ids,
                                     stream_view on) {
                 const auto values = random_gradients(random, ids.size() * options.columns);
@@ -544,7 +614,7 @@ TEST_CASE("embedding table: a new rate is that of later commits, on any stream")
         embedding_table table(options, device);
         const stream first(device), second(device);
         const std::vector<std::uint64_t> ids{0, 1, 2, 3};
-        const device_numbers ones(std::vector<float>(8, 1.0F), first);
+        const device_array ones(std::vector<float>(8, 1.0F), first);
         first.synchronize();
         table.commit(table.fetch(ids, first), ones.data(), dtype::of<float>(), first);
         table.set_rate(0.25, second);
@@ -570,7 +640,7 @@ TEST_CASE("embedding table: prefetches are cancelled, and leases outlive the tab
         const stream stream(device);
         std::optional<embedding_table> table(std::in_place, options, device);
         std::mt19937_64 random(1);
-        const device_numbers gradients(random_gradients(random, 40), stream);
+        const device_array gradients(random_gradients(random, 40), stream);
         for (int round = 0; round < 20; ++round) {
             const auto a = random_ids(random, 30, 10), b = random_ids(random, 30, 10),
                        c = random_ids(random, 30, 10);
@@ -604,7 +674,7 @@ TEST_CASE("embedding table: a table continues from the records in its storage") 
             for (int step = 0; step < 4; ++step) {
                 const auto ids = random_ids(random, options.row_count, 32);
                 const auto values = random_gradients(random, ids.size() * options.columns);
-                const device_numbers gradients(values, stream);
+                const device_array gradients(values, stream);
                 expected.step(ids, values);
                 table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
                 table.synchronize();

@@ -352,9 +352,9 @@ class row_exchange {
     row_plan plan_gather(std::uint64_t batch_rows, unsigned batches = 1) const;
     row_plan plan_scatter(std::uint64_t batch_rows, unsigned batches = 1) const;
 
-    /// Whether the device can access the rows in place: on a GPU, whether they are page-locked. If not, all
-    /// plans are staged, and their reason says why.
-    bool in_place() const noexcept;
+    /// Whether kernels can access the rows in place: on a GPU, whether the exchange has made or found them
+    /// page-locked. If not, all plans are staged, and their reason says why. False for a moved-from exchange.
+    bool is_in_place() const noexcept;
 
     const row_table& table() const noexcept;
     const pinflow::device& device() const noexcept;

@@ -163,7 +163,7 @@ class device_backend {
 
     /// Loads the kernels that the functions below launch for `rule`: see prepare_rows.
     virtual void prepare_records(rule_kind rule) = 0;
-    /// Groups the equal indices of a sorted order.
+    /// Groups equal indices that sort_rows has sorted.
     virtual void group_rows(const row_grouping& grouping, void* stream) = 0;
     virtual void patch_records(const record_patch& work, void* stream) = 0;
     virtual void update_records(const record_update& work, void* stream) = 0;

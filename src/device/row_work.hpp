@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-/// Arguments of the device operations that gather and scatter rows by index, in stream order. Row exchanges
-/// and loaders use these operations. nvcc compiles this file, too.
+/// Arguments of the device operations that gather, scatter and group rows by index, in stream order. Row
+/// exchanges, loaders and embedding tables use these operations. nvcc compiles this file, too.
 namespace pinflow::detail {
 
 /// Rows in memory that the device can access: device memory or registered host memory.
@@ -12,7 +12,7 @@ struct row_memory {
     std::byte* rows = nullptr;  ///< row_count rows, contiguous, with any alignment
     std::uint64_t row_count = 0;
     std::uint64_t row_size_bytes = 0;
-    std::uint64_t first_id = 0;  ///< the index of the first row
+    std::uint64_t first_id = 0;  ///< the index of rows[0]; 0 if the operation checks indices
     /// If true, the order has addresses of rows instead of indices, and `rows` and `row_count` are unused.
     /// The device must be able to access the whole pages that contain the rows. For gathers only.
     bool by_address = false;
@@ -95,14 +95,14 @@ struct row_grouping {
     static constexpr unsigned tile = 2048;
 
     row_order sorted;                      ///< with positions
-    const index_errors* errors = nullptr;  ///< if there are some, no row is found
-    std::uint64_t split_id = 0;            ///< the first index of the second range
+    const index_errors* errors = nullptr;  ///< if there are some, all groups are 0, and no ids are found
+    std::uint64_t split_id = 0;            ///< ids from this one on are in the second range
     std::uint64_t* ids = nullptr;          ///< receives the different indices, in ascending order
     std::int64_t* groups = nullptr;        ///< receives for each position the index of its id in `ids`, or 0
     std::uint32_t* starts = nullptr;       ///< receives where each of `ids` begins in `sorted`; then the end
     std::uint64_t* id_count = nullptr;     ///< receives the number of `ids`
-    row_range* ranges = nullptr;           ///< receives the ids below split_id, and the others
-    std::uint32_t* tile_counts = nullptr;  ///< scratch: a number for each `tile` indices
+    row_range* ranges = nullptr;  ///< receives the two ranges of `ids`: below split_id, and the others
+    std::uint32_t* tile_counts = nullptr;  ///< scratch: a number for each tile of the order
 };
 
 /// A copy between rows of a table and rows of batches, for the indices `begin` ... `end` - 1 of an order.

@@ -32,7 +32,7 @@ struct exchange_setup {
     row_exchange_options options;
     /// As in the options, or less if memory is short.
     std::uint64_t staging_bytes;
-    /// Why the device cannot read the table in place; empty if it can.
+    /// Why the device cannot access the table in place; empty if it can.
     std::string not_reached_reason;
     unsigned threads = 1;  ///< of the staged route
 

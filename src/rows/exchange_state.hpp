@@ -48,7 +48,7 @@ class exchange_state {
 
     const row_table& table() const noexcept { return setup_.table; }
     const pinflow::device& device() const noexcept { return setup_.device; }
-    bool in_place() const noexcept { return setup_.not_reached_reason.empty(); }
+    bool is_in_place() const noexcept { return setup_.not_reached_reason.empty(); }
     std::uint64_t staging_buffer_bytes() const noexcept { return setup_.staging_buffer_bytes(); }
 
  private:

@@ -45,8 +45,8 @@ const device& row_exchange::device() const noexcept {
     return state_ ? state_->device() : host;
 }
 
-bool row_exchange::in_place() const noexcept {
-    return state_ && state_->in_place();
+bool row_exchange::is_in_place() const noexcept {
+    return state_ && state_->is_in_place();
 }
 
 void row_exchange::check() {

@@ -33,7 +33,7 @@ void device_grouper::group(const table_step& step, std::uint64_t row_count, std:
     const row_groups groups = step.device_groups();
     step_numbers& numbers = step.device_numbers();
     row_sort sort;
-    sort.ids = step.device_ids;
+    sort.ids = step.requested_on_device;
     sort.count = step.position_count;
     sort.row_count = row_count;
     sort.sorted_ids = reinterpret_cast<std::uint64_t*>(memory_.data() + ids_bytes_);

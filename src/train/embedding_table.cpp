@@ -61,9 +61,9 @@ std::uint64_t embedding_lease::position_count() const {
     return valid().step->position_count;
 }
 std::span<const std::uint64_t> embedding_lease::ids() const {
-    if (valid().step->device_ids != nullptr)
+    if (valid().step->requested_on_device != nullptr)
         throw unsupported(
-            "the ids of this lease are known in device memory only: they were fetched from there");
+            "the host does not know the ids of this lease, which were in device memory: see device_ids()");
     return valid().step->ids();
 }
 

@@ -18,22 +18,22 @@ using detail::table_step;
 /// @throws invalid_argument for null; unsupported if kernels cannot move the rows.
 void embedding_table::state::check_device_ids(row_ids ids) const {
     if (ids.data() == nullptr) throw invalid_argument("cannot fetch rows for null ids");
-    if (exchange_ && !exchange_->in_place())
-        throw unsupported(
-            fmt::format("an embedding table takes ids in device memory only if the device can access its "
-                        "storage in place: {}",
-                        exchange_->plan_gather(ids.size()).reason));
+    if (exchange_ && !exchange_->is_in_place())
+        throw unsupported(fmt::format(
+            "cannot fetch rows for ids in device memory: the device cannot access the storage of the "
+            "embedding table in place: {}",
+            exchange_->plan_gather(ids.size()).reason));
 }
 
-/// Throws the error of a fetch, if the device has found one.
+/// Throws the error that the device has found in a fetch that it has finished, once.
 void embedding_table::state::throw_wrong_ids(table_step& step) {
-    if (step.device_ids == nullptr || !step.gathered.done()) return;
+    if (step.requested_on_device == nullptr || !step.gathered.done()) return;
     const detail::index_errors found = std::exchange(step.host_numbers().errors, {});
     if (found.outside_count == 0) return;
     throw invalid_argument(
-        fmt::format("{} of {} ids in device memory are outside the embedding table of {} rows; the first is "
+        fmt::format("{} of {} ids in device memory were outside the embedding table of {} rows; the first is "
                     "ids[{}] = {}. "
-                    "Their fetch has no rows, and its commit changes nothing",
+                    "Nothing was fetched for them, and their commit changes nothing",
                     found.outside_count, step.position_count, options.row_count, found.outside_position,
                     static_cast<std::int64_t>(found.outside_id)));
 }
@@ -48,7 +48,7 @@ void embedding_table::state::group_on_device(const table_step& step) {
     device_grouper_->group(step, options.row_count, options.device_rows, gathers_);
 }
 
-/// Calls move(transfer) for the rows of a step in device memory, and for the others.
+/// Calls move(transfer) for the rows below device_rows, and for those of the exchange.
 template <typename Move>
 void embedding_table::state::move_ranges(const table_step& step, detail::row_direction direction, Move move) {
     detail::row_transfer transfer;

@@ -30,10 +30,12 @@ void embedding_table::state::check_stream(stream_view stream) const {
                                            device.name(), stream.device().name()));
     if (is_on_host() && stream.native_handle() == nullptr)
         throw invalid_argument("a null handle is no stream of the host device");
+    if (device.backend().is_capturing(stream.native_handle()))
+        throw unsupported("an embedding table cannot use a stream that is being captured into a CUDA graph");
 }
 
 void embedding_table::state::check_in_host_memory(row_ids ids) const {
-    if (ids.on_device()) throw unsupported("an embedding table takes ids in device memory only for a fetch");
+    if (ids.on_device()) throw unsupported("only the fetch of an embedding table takes ids in device memory");
 }
 
 /// @throws invalid_argument for ids outside the table; unsupported for ids in device memory.
@@ -105,9 +107,13 @@ void embedding_table::state::cancel_prefetches() {
 /// A step whose memory later gathers may overwrite.
 table_step& embedding_table::state::take_step() {
     free_dropped();
+    table_step* free = nullptr;
     for (const std::unique_ptr<table_step>& step : steps_) {
-        if (phase_of(*step) == table_step::phase::free) return *step;
+        if (phase_of(*step) != table_step::phase::free) continue;
+        if (step->gathered.done()) return *step;
+        if (free == nullptr) free = step.get();
     }
+    if (free != nullptr) return *free;  // the caller waits until its memory is filled
     const auto has_no_reader = [](const table_step* each) { return each->readers == 0; };
     auto oldest = std::ranges::find_if(committed_, has_no_reader);
     // Fetches that were not prefetched have overtaken prefetched ones, which may need all commits that are
@@ -149,12 +155,13 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
 /// Takes a step for these ids.
 table_step& embedding_table::state::begin_step(row_ids ids) {
     table_step& step = take_step();
-    if (step.device_ids != nullptr) {
-        step.gathered.synchronize();
+    if (step.requested_on_device != nullptr) {
+        // an error of the memory's last fetch
+        if (!step.gathered.done()) step.gathered.synchronize();
         throw_wrong_ids(step);
     }
     step.position_count = ids.size();
-    step.device_ids = ids.on_device() ? ids.data() : nullptr;
+    step.requested_on_device = ids.on_device() ? ids.data() : nullptr;
     if (ids.on_device()) {
         step.requested.clear();
     } else {
@@ -240,7 +247,7 @@ void embedding_table::state::group(table_step& step, detail::row_grouper& groupe
     // the memory's last upload
     if (!step.gathered.done()) step.gathered.synchronize();
     step.host_numbers() = {};
-    if (step.device_ids != nullptr) {
+    if (step.requested_on_device != nullptr) {
         step.row_count = step.position_count;
         return;
     }
@@ -256,7 +263,7 @@ void embedding_table::state::gather(table_step& step) {
     stream.wait(step.released);
     try {
         step.upload(stream);
-        if (step.device_ids != nullptr) group_on_device(step);
+        if (step.requested_on_device != nullptr) group_on_device(step);
         for (table_step* const commit : committed_) {
             if (commit->is_ordered) continue;
             if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
@@ -266,7 +273,7 @@ void embedding_table::state::gather(table_step& step) {
                 commit->is_ordered = true;
             }
         }
-        if (step.device_ids != nullptr) {
+        if (step.requested_on_device != nullptr) {
             gather_ranges(step);
         } else if (step.row_count != 0) {
             const std::uint64_t on_device = device_count(step);
@@ -306,10 +313,15 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
         step = &begin_step(ids);
         group(*step, grouper_);
         if (ids.on_device()) {
-            step->asked.record(stream);
-            gathers_.view().wait(step->asked);
+            step->ids_ready.record(stream);
+            gathers_.view().wait(step->ids_ready);
         }
-        gather(*step);
+        try {
+            gather(*step);
+        } catch (...) {
+            if (ids.on_device()) stream.wait(step->gathered);  // the device may still read the ids
+            throw;
+        }
     }
     set_phase(*step, table_step::phase::leased);
     leased_.push_back(step);
@@ -394,7 +406,7 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
 
 void embedding_table::state::scatter(const table_step& step) {
     if (step.row_count == 0) return;
-    if (step.device_ids != nullptr) {
+    if (step.requested_on_device != nullptr) {
         scatter_ranges(step);
         return;
     }
@@ -498,6 +510,9 @@ void embedding_table::state::write_weights(row_ids ids, std::span<const std::byt
 void embedding_table::state::synchronize() {
     writes_.synchronize();
     if (exchange_) exchange_->check();
+    for (const std::unique_ptr<table_step>& step : steps_) {
+        if (step->requested_on_device != nullptr) step->gathered.synchronize();
+    }
     throw_wrong_ids();
 }
 

@@ -6,13 +6,13 @@ namespace pinflow::detail {
 
 namespace {
 
-/// Where the lists begin, after the numbers.
-constexpr std::uint64_t lists_begin = 128;
-static_assert(sizeof(step_numbers) <= lists_begin);
+/// The offset of the lists in the memory of a step. The numbers come first.
+constexpr std::uint64_t lists_offset_bytes = 128;
+static_assert(sizeof(step_numbers) <= lists_offset_bytes);
 
 /// Bytes of the numbers and indices of a step: ids, groups, positions, starts.
 std::uint64_t index_bytes(std::uint64_t max_ids) {
-    return lists_begin + max_ids * 24 + 8;
+    return lists_offset_bytes + max_ids * 24 + 8;
 }
 
 }  // namespace
@@ -23,7 +23,7 @@ table_step::table_step(std::uint64_t max, std::uint64_t record_bytes, stream_vie
       records(max * record_bytes, stream, resource),
       indices(index_bytes(max), stream, resource),
       host(index_bytes(max), stream.device()),
-      asked(stream.device()),
+      ids_ready(stream.device()),
       gathered(stream.device()),
       ready(stream.device()),
       updated(stream.device()),
@@ -34,7 +34,7 @@ table_step::table_step(std::uint64_t max, std::uint64_t record_bytes, stream_vie
 }
 
 row_groups table_step::groups_at(std::byte* base) const noexcept {
-    base += lists_begin;
+    base += lists_offset_bytes;
     return {reinterpret_cast<std::uint64_t*>(base), reinterpret_cast<std::int64_t*>(base + max_ids * 8),
             reinterpret_cast<std::uint32_t*>(base + max_ids * 20),
             reinterpret_cast<std::uint32_t*>(base + max_ids * 16)};
@@ -47,13 +47,13 @@ void table_step::upload(stream_view stream) const {
         return copy_range{reinterpret_cast<std::byte*>(destination),
                           reinterpret_cast<const std::byte*>(source), count * sizeof *source};
     };
-    if (device_ids != nullptr) {
-        copy_to_device_async(indices.data(), {host.data(), lists_begin}, stream);
+    if (requested_on_device != nullptr) {
+        copy_to_device_async(indices.data(), {host.data(), lists_offset_bytes}, stream);
         return;
     }
     // the ids come right after the numbers
     const std::array<copy_range, 4> ranges{
-        copy_range{indices.data(), host.data(), lists_begin + row_count * sizeof *from.ids},
+        copy_range{indices.data(), host.data(), lists_offset_bytes + row_count * sizeof *from.ids},
         range(to.groups, from.groups, position_count), range(to.starts, from.starts, row_count + 1),
         range(to.positions, from.positions, position_count)};
     copy_batch_to_device_async(ranges, stream);

@@ -13,14 +13,14 @@
 
 namespace pinflow::detail {
 
-/// The numbers of a step beside its lists of indices, in host memory and in device memory.
+/// The numbers of a step, in front of its lists of indices, in host memory and in device memory.
 struct step_numbers {
     std::uint64_t row_count = 0;  ///< different ids
     /// The rows below device_rows, and the others. Only for ids in device memory.
     row_range ranges[2] = {};
-    /// In device memory: what the sort has found in ids in device memory. In host memory: what it reports.
+    /// What the sort has found in ids in device memory; in host memory what it has reported.
     index_errors errors = {};
-    error_count counting = {};
+    error_count counting = {};  ///< of the sort
 };
 
 /// The memory of one step of an embedding table, and what is going on with it.
@@ -51,20 +51,20 @@ struct table_step {
 
     phase now = phase::free;
     std::uint64_t max_ids;
-    std::uint64_t position_count = 0;           ///< ids, as the caller gave them
-    std::vector<std::uint64_t> requested;       ///< these, if they are in host memory
-    const std::uint64_t* device_ids = nullptr;  ///< or these, if they are in device memory
-    std::uint64_t row_count = 0;                ///< different ids; position_count if ids are in device memory
-    std::exception_ptr failure = nullptr;       ///< of preparing the gather; for the fetch
+    std::uint64_t position_count = 0;                    ///< the number of the caller's ids
+    std::vector<std::uint64_t> requested;                ///< the caller's ids, if they are in host memory
+    const std::uint64_t* requested_on_device = nullptr;  ///< the caller's ids, if they are in device memory
+    std::uint64_t row_count = 0;           ///< different ids; position_count if ids are in device memory
+    std::exception_ptr failure = nullptr;  ///< of preparing the gather; for the fetch
     device_buffer records;
     device_buffer indices;
     pinned_buffer host;
-    event asked;     ///< the caller's stream has reached the fetch of ids in device memory
-    event gathered;  ///< all rows have arrived
-    event ready;     ///< the lease's rows are those that all commits before its fetch have left
-    event updated;   ///< the rows have their new values
-    event written;   ///< they are in the table
-    event released;  ///< whoever read the records has passed
+    event ids_ready;  ///< the caller's stream has reached the fetch of ids in device memory
+    event gathered;   ///< all rows have arrived
+    event ready;      ///< the lease's rows are those that all commits before its fetch have left
+    event updated;    ///< the rows have their new values
+    event written;    ///< they are in the table
+    event released;   ///< whoever read the records has passed
     /// Commits whose rows the gather may have missed or read half-written, or that came after the fetch;
     /// oldest first.
     std::vector<table_step*> newer;

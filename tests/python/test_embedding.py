@@ -191,7 +191,7 @@ class EmbeddingTableTest(unittest.TestCase):
         self.assertTrue(torch.equal(tables[0].weights(every_id), tables[1].weights(every_id)))
 
     @unittest.skipIf(len(DEVICES) == 1, "there is no GPU")
-    def test_a_lease_of_ids_on_the_gpu_has_room_for_all_and_their_count_there(self):
+    def test_ids_on_the_gpu_give_a_lease_with_room_for_all_and_the_count_on_the_gpu(self):
         table = pinflow.EmbeddingTable(100, 3, weights=("uniform", -1, 1), device=DEVICES[1])
         ids = torch.tensor([7, 3, 7, 99, 3], device=DEVICES[1])
         lease = table.fetch(ids)
@@ -206,6 +206,18 @@ class EmbeddingTableTest(unittest.TestCase):
         lease = table.fetch([5, 5])
         self.assertEqual(lease.count, 1)
 
+    def test_ids_may_change_between_the_lookup_and_the_step(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(10, 1, optimizer="sgd", lr=1.0, device=device)
+                module = table.module()
+                ids = torch.tensor([1, 2], device=on(device))
+                for number in (3, 4):  # two passes: the step looks up their ids again
+                    module(ids).sum().backward()
+                    ids.fill_(number)
+                table.step()
+                self.assertEqual(table.weights(range(10))[:, 0].tolist(), [0, -1, -1, -2, 0, 0, 0, 0, 0, 0])
+
     @unittest.skipIf(len(DEVICES) == 1, "there is no GPU")
     def test_wrong_ids_on_the_gpu_are_refused_or_found_later(self):
         table = pinflow.EmbeddingTable(10, 3, device=DEVICES[1])
@@ -216,6 +228,15 @@ class EmbeddingTableTest(unittest.TestCase):
             table.commit(lease, torch.ones(3, 3, device=DEVICES[1]))
         table.synchronize()
         self.assertTrue(torch.equal(table.weights(range(10)), before))
+        module = table.module()
+        module(torch.tensor([1, 10], device=DEVICES[1])).sum().backward()
+        torch.cuda.synchronize()
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "1 of 2 ids"):
+            table.step()
+        self.assertEqual(table.gradients, [])
+        module(torch.tensor([1, 2], device=DEVICES[1])).sum().backward()
+        table.step()
+        self.assertFalse(torch.equal(table.weights([1, 2]), before[1:3]))
         with self.assertRaisesRegex(pinflow.InvalidArgument, "whole numbers"):
             table.fetch(torch.tensor([1.0], device=DEVICES[1]))
         with self.assertRaises(pinflow.Unsupported):

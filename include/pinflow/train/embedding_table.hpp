@@ -39,7 +39,8 @@ struct embedding_options {
     std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, below 2^32
     /// How many steps can be prefetched; at most 8. The table takes device memory for 2 + 2 * look_ahead
     /// batches of max_batch_ids records and their indices (24 bytes an id), for device_rows, and for its
-    /// row_exchange.
+    /// row_exchange. The first fetch of ids in device memory takes about 24 bytes more for each of
+    /// max_batch_ids.
     unsigned look_ahead = 1;
     /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
     /// depend on it.
@@ -67,12 +68,13 @@ class embedding_lease {
     embedding_lease& operator=(const embedding_lease&) = delete;
     ~embedding_lease();
 
-    /// The number of different ids. If they were in device memory, only the device knows it: then this is the
-    /// number of all ids, and the rows from *device_row_count() on have no meaning.
+    /// The number of different ids. If the ids of the fetch were in device memory, only the device knows it:
+    /// then this is position_count(), and rows from *device_row_count() on are undefined.
     std::uint64_t row_count() const;
-    /// The number of different ids, in device memory.
+    /// The number of different ids, in device memory. Valid as long as the lease, for work that is ordered
+    /// after the fetch.
     const std::uint64_t* device_row_count() const;
-    /// The ids of the rows, in device memory: *device_row_count() numbers.
+    /// The ids of the rows: *device_row_count() numbers in device memory, valid as device_row_count.
     const std::uint64_t* device_ids() const;
     /// The weights of row i begin at weights() + i * stride_bytes(), in device memory.
     std::byte* weights() const;
@@ -82,7 +84,7 @@ class embedding_lease {
     const std::int64_t* positions() const;
     std::uint64_t position_count() const;
     /// The ids of the rows, in host memory; valid as long as the lease.
-    /// @throws unsupported if they were in device memory.
+    /// @throws unsupported if the ids of the fetch were in device memory.
     std::span<const std::uint64_t> ids() const;
 
  private:
@@ -109,9 +111,10 @@ class embedding_lease {
 /// float32. Results are the same bits on every device, with every look_ahead and device_rows, and equal to
 /// those of one row after the other.
 ///
-/// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
-/// stream than its fetch; other work on the rows and gradients must be ordered by the caller. One thread at a
-/// time may use a table. In a forked process, functions that use its rows throw device_error.
+/// Functions enqueue, and do not wait for the device except where they say so. A stream that is being
+/// captured into a CUDA graph is refused with unsupported. A commit may come on another stream than its
+/// fetch; other work on the rows and gradients must be ordered by the caller. One thread at a time may use a
+/// table. In a forked process, functions that use its rows throw device_error.
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of
@@ -138,8 +141,8 @@ class embedding_table {
 
     /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. If
     /// there are 8192 ids or more, up to two background threads group them and enqueue the work; `fetch` then
-    /// throws their errors. For fewer ids it waits while the memory that it reuses is still being filled for
-    /// an earlier step.
+    /// throws their errors. For fewer ids, and for the memory of a fetch of ids in device memory, it waits
+    /// while the memory that it reuses is still being filled for an earlier step.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already; unsupported for
     /// ids in device memory.
     void prefetch(row_ids ids);
@@ -147,17 +150,19 @@ class embedding_table {
     /// until its ids are grouped.
     void cancel_prefetches();
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
-    /// the ids are grouped. Without a matching prefetch, it also waits while the memory that it reuses is
-    /// still being filled for an earlier step.
+    /// ids in host memory are grouped. Without a matching prefetch, it also waits while the memory that it
+    /// reuses is still being filled for an earlier step.
     ///
-    /// Ids in device memory are read and grouped in the order of `stream`, and may be overwritten by its
-    /// later work. If some are outside the table, the lease has no rows, its positions are 0, and its commit
-    /// changes nothing. The commit throws the error if the device has reached the fetch; otherwise a later
-    /// prefetch, fetch or synchronize throws it, once. The first such fetch allocates device memory, about 24
-    /// bytes for each of max_batch_ids.
+    /// The device groups ids in device memory, in the order of `stream`, whose later work may overwrite them.
+    /// If some are outside the table, *device_row_count() and all positions are 0, the rows are undefined,
+    /// and the commit changes nothing. Once the device has finished such a fetch, the error is thrown by the
+    /// commit or write_back of the lease, or by the next prefetch, fetch or member that waits for all
+    /// commits, but only once. A prefetch or fetch that throws the error of another fetch has done nothing,
+    /// and can be repeated. Until `stream` reaches the fetch, the table's later gathers and writes wait, also
+    /// those for other streams.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
-    /// @throws unsupported for ids in device memory if the device cannot read the storage in place.
+    /// @throws unsupported for ids in device memory if the device cannot access the storage in place.
     /// @throws all_slots_leased if too many leases are held; device_error, system_failure, also of a
     /// prefetch.
     embedding_lease fetch(row_ids ids, stream_view stream);
@@ -165,13 +170,14 @@ class embedding_table {
     /// back. `gradients` has a row of `columns` numbers for each id of the fetch, contiguous, in device
     /// memory. Those of equal ids are added in their order, as float32. `type` is that of the gradients:
     /// float32, float16 or bfloat16.
-    /// @throws invalid_argument for a lease of another table, for a stream of another device, and for null
-    /// gradients.
+    /// @throws invalid_argument for a lease of another table, for a stream of another device, for null
+    /// gradients, and for wrong ids in device memory, if the device has finished their fetch.
     /// @throws unsupported for gradients of another type.
     void commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
     /// Writes back what the caller has written to the weights of the lease; what others have committed to its
     /// rows since the fetch is lost.
+    /// @throws invalid_argument for leases, streams and ids as `commit`.
     void write_back(embedding_lease lease, stream_view stream);
     /// The rate of all later commits, on any stream.
     /// @throws invalid_argument if it is negative or not finite.
@@ -221,9 +227,9 @@ class embedding_table {
     /// @throws format_error, data_changed, system_failure; if reading fails midway, the table is part old,
     /// part new.
     void load(const std::filesystem::path& path);
-    /// Waits until all commits are written.
-    /// @throws device_error; what reading or writing the rows has thrown; the errors of fetches of ids in
-    /// device memory. So do the other members that wait for all commits.
+    /// Waits until all commits are written, and all fetches of ids in device memory are finished.
+    /// @throws device_error; what reading or writing the rows has thrown; invalid_argument for wrong ids in
+    /// device memory. The other members that wait for all commits throw the same.
     void synchronize();
 
  private:

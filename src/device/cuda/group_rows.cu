@@ -18,7 +18,7 @@ __device__ bool has_errors(const row_grouping& work) {
     return work.errors != nullptr && (work.errors->outside_count != 0 || work.errors->repeated_count != 0);
 }
 
-/// Whether an index of the order differs from the one before.
+/// Whether an index of the order is the first, or differs from the one before.
 __device__ bool begins_group(const row_order& sorted, std::uint64_t i) {
     return i < sorted.count && (i == 0 || sorted.ids[i - 1] != sorted.ids[i]);
 }
@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(group_threads) count_ids(const __grid_constant
     if (threadIdx.x == 0) work.tile_counts[blockIdx.x] = count;
 }
 
-/// The sum over all tiles before this block's, to all of its threads.
+/// Returns to all threads of the block how many groups begin in earlier tiles.
 __device__ std::uint32_t count_before(const row_grouping& work) {
     __shared__ block_reduce::TempStorage shared;
     __shared__ std::uint32_t sum;
@@ -49,7 +49,7 @@ __device__ std::uint32_t count_before(const row_grouping& work) {
     return sum;
 }
 
-/// Ends the lists: there are `count` groups of `end` indices.
+/// Writes the ends of the lists, for `count` groups of `end` indices.
 __device__ void write_ends(const row_grouping& work, std::uint32_t count, std::uint64_t end) {
     work.starts[count] = static_cast<std::uint32_t>(end);
     *work.id_count = count;
@@ -57,7 +57,7 @@ __device__ void write_ends(const row_grouping& work, std::uint32_t count, std::u
     work.ranges[1].end = count;
 }
 
-/// The first `below` groups have ids below split_id.
+/// Writes where the ranges meet: the first `below` groups have ids below split_id.
 __device__ void write_split(const row_grouping& work, std::uint32_t below) {
     work.ranges[0].end = below;
     work.ranges[1].begin = below;

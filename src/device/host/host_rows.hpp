@@ -4,8 +4,7 @@
 
 #include "src/device/row_work.hpp"
 
-/// Gathers and scatters rows on the host device, on all cores except in `group` and
-/// `gather_held`.
+/// Gathers, scatters and groups rows on the host device, on all cores except in `group` and `gather_held`.
 /// `gather` implements device_backend::gather_rows, and so on.
 namespace pinflow::detail::host_rows {
 

@@ -30,7 +30,7 @@ class EmbeddingLease:
     @property
     def weights(self) -> Any:
         """A tensor of shape (rows, columns) in the memory of the lease; not contiguous. Valid until the commit. If the
-        ids were on the GPU, it has as many rows as there were ids, and only the first `count` have a meaning."""
+        ids were on the GPU, it has as many rows as there were ids, and only the first `count` are defined."""
         torch = _torch()
         rows, stride = self._lease.row_count, self._lease.stride_bytes
         raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
@@ -47,11 +47,12 @@ class EmbeddingLease:
         """The number of different ids. If they were on the GPU, a tensor there, because only the GPU knows it."""
         if not self._has_gpu_ids:
             return self._lease.row_count
-        return self._view(self._lease.device_row_count_address, 8).view(_torch().int64)[0]
+        return self._view(self._lease.device_row_count_address, 8).view(_torch().int64)[0].clone()
 
     @property
     def ids(self) -> Any:
-        """The ids of the rows, as a numpy array. If they were on the GPU, a tensor there, as long as `weights`."""
+        """The ids of the rows, as a numpy array. If they were on the GPU, an int64 tensor there with as many entries as
+        `weights` has rows; only the first `count` are defined. That tensor is valid until the commit."""
         import numpy
 
         if self._has_gpu_ids:
@@ -150,6 +151,9 @@ class EmbeddingTable:
         """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. If there are
         8192 ids or more, background threads group them and enqueue the work; `fetch` then raises their errors.
 
+        Args:
+            ids: whole numbers in host memory.
+
         Raises:
             InvalidArgument: `look_ahead` steps are prefetched already. Otherwise as `fetch`.
             Unsupported: ids on a GPU.
@@ -166,10 +170,10 @@ class EmbeddingTable:
         """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream.
 
         Args:
-            ids: whole numbers of any shape, which may repeat: a numpy array, a list or a tensor. A tensor on the table's
-                GPU is read in the order of the current stream, and the host does not wait for it. If some of its ids
-                are outside the table, the lease has no rows and its commit changes nothing; a later call raises the
-                error.
+            ids: whole numbers of any shape, which may repeat: a numpy array, a list or a tensor. A tensor on the
+                table's GPU is read in the order of the current stream, and the host does not wait for it. If some of
+                its ids are outside the table, the count and all positions are 0, and the commit changes nothing. The
+                commit, or a later call, raises the error.
 
         Raises:
             InvalidArgument: ids outside the table, or more than max_batch_ids; ids on another GPU.
@@ -281,8 +285,9 @@ class EmbeddingTable:
     # ---- autograd
 
     def module(self) -> Any:
-        """A torch.nn.Module that looks embeddings up: module(ids) has the shape of `ids` and a last axis of `columns`. The
-        backward pass keeps the gradients until `step`. In eval mode and under no_grad it keeps nothing."""
+        """A torch.nn.Module that looks embeddings up, with ids as for `fetch`: module(ids) has the shape of `ids` and a
+        last axis of `columns`. The backward pass keeps the gradients until `step`. In eval mode and under no_grad it
+        keeps nothing."""
         return _module_class()(self)
 
     @property
@@ -295,24 +300,33 @@ class EmbeddingTable:
         together are at most max_batch_ids.
 
         Raises:
-            InvalidArgument: there are more ids. The gradients are kept.
+            InvalidArgument: there are more ids; the gradients are kept. Or ids on the GPU were outside the table; then the
+                gradients are dropped.
         """
         pending = self._pending
         if not pending:
             return
         torch = _torch()
-        for event in self._events:
-            torch.cuda.current_stream(self._gpu).wait_event(event)
+        if self._events:
+            current = torch.cuda.current_stream(self._gpu)
+            for event in self._events:
+                current.wait_event(event)
+            # of other streams: their later work must not overwrite what this one reads
+            for _, ids, gradient in pending:
+                gradient.record_stream(current)
+                if _is_on_gpu(ids):
+                    ids.record_stream(current)
         lease, _, gradient = pending[0]
-        if len(pending) == 1 and lease is not None and lease._lease.is_valid():
-            self._commit(lease, gradient)
-        else:
+        if len(pending) != 1 or lease is None or not lease._lease.is_valid():
             for each, _, _ in pending:
                 if each is not None and each._lease.is_valid():
                     each.release()
-            ids = _joined([each for _, each, _ in pending], self._torch_device)
-            self._commit(self._fetch(ids), torch.cat([each for _, _, each in pending]))
-        self.zero_grad()
+            lease = self._fetch(_joined([each for _, each, _ in pending], self._torch_device))
+            gradient = torch.cat([each for _, _, each in pending])
+        try:
+            self._commit(lease, gradient)
+        finally:
+            self.zero_grad()
 
     def zero_grad(self) -> None:
         """Drops the gradients of backward passes since the last step."""
@@ -369,9 +383,9 @@ def _ids(ids: Any, gpu: Optional[int]) -> Any:
     torch = _torch()
     if ids.device.index != gpu:
         rows = "in host memory" if gpu is None else f"on cuda:{gpu}"
-        raise InvalidArgument(f"the ids are on {ids.device}, and the table's rows {rows}")
+        raise InvalidArgument(f"the ids are on {ids.device}, and the table's rows {rows}: use ids.cpu()")
     if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise InvalidArgument(f"ids are whole numbers, not {ids.dtype}")
+        raise InvalidArgument(f"ids on a GPU are whole numbers of up to 64 bits with a sign, or uint8, not {ids.dtype}")
     return ids.detach().reshape(-1).to(torch.int64).contiguous()
 
 
@@ -389,7 +403,8 @@ def _host_ids(ids: Any) -> Any:
     import numpy
 
     if _is_on_gpu(ids):
-        raise Unsupported("this call takes ids in host memory: use ids.cpu()")
+        raise Unsupported(f"the ids are on {ids.device}, and only `fetch` and the module take ids on a GPU: use "
+                          "ids.cpu()")
     return numpy.ascontiguousarray(whole_numbers(numpy.asarray(ids).reshape(-1)), dtype=numpy.int64)
 
 
@@ -407,7 +422,8 @@ def _module_class() -> Any:
         def forward(ctx: Any, anchor: Any, table: EmbeddingTable, ids: Any, shape: Any) -> Any:
             lease = table._fetch(ids)
             rows = lease.weights[lease.positions].view(*shape, table.shape[1])
-            ctx.kept = (table, table._keep(lease), ids)
+            # a copy: the caller may change the ids before `step`
+            ctx.kept = (table, table._keep(lease), ids.clone() if _is_on_gpu(ids) else ids.copy())
             return rows
 
         @staticmethod

@@ -28,9 +28,9 @@ embedding_options options_for(std::uint64_t rows, std::uint64_t max_ids) {
 
 /// Numbers in device memory.
 template <typename Number>
-class on_device {
+class device_array {
  public:
-    on_device(const std::vector<Number>& values, stream_view stream)
+    device_array(const std::vector<Number>& values, stream_view stream)
         : host_(values.size() * sizeof(Number), stream.device()), memory_(host_.size_bytes(), stream) {
         set(values, stream);
     }
@@ -80,7 +80,7 @@ TEST_CASE(
     "embedding table: ids in device memory give a lease with each row once, and the count on the device") {
     on_each_device([&](const device& device) {
         std::mt19937_64 random(1);
-        // up to several tiles of the device's sort
+        // from one to many tiles of the kernel that groups them
         for (const std::uint64_t count : {1U, 2U, 100U, 2048U, 2049U, 20'000U, 300'000U}) {
             for (const std::uint64_t device_rows : {0U, 1U, 500U, 1000U}) {
                 CAPTURE(count);
@@ -91,7 +91,7 @@ TEST_CASE(
                 embedding_table table(options, device);
                 const stream stream(device);
                 const auto ids = random_ids(1000, count, random);
-                on_device<std::uint64_t> sent(ids, stream);
+                device_array<std::uint64_t> sent(ids, stream);
                 const embedding_lease lease = table.fetch(sent.ids(), stream);
                 // later work of the stream may overwrite them
                 sent.set(std::vector<std::uint64_t>(count, 7), stream);
@@ -140,7 +140,7 @@ TEST_CASE("embedding table: steps with ids in device memory and in host memory g
                 std::vector<std::vector<std::uint64_t>> ids;
                 for (int i = 0; i < 2; ++i) {
                     ids.push_back(random_ids(3000, 1 + random() % 10'000, random));
-                    const on_device<std::uint64_t> sent(ids.back(), stream);
+                    const device_array<std::uint64_t> sent(ids.back(), stream);
                     leases.push_back(step % 3 == 0 && i == 0 ? table.fetch(ids.back(), stream)
                                                              : table.fetch(sent.ids(), stream));
                 }
@@ -148,7 +148,7 @@ TEST_CASE("embedding table: steps with ids in device memory and in host memory g
                     std::vector<float> values(ids[i].size() * options.columns);
                     for (float& value : values)
                         value = static_cast<float>(random() % 1000) / 500 - 1;
-                    const on_device<float> gradients(values, stream);
+                    const device_array<float> gradients(values, stream);
                     table.commit(std::move(leases[i]), gradients.data(), dtype::of<float>(), stream);
                     expected.commit(expected.fetch(ids[i], stream), gradients.data(), dtype::of<float>(),
                                     stream);
@@ -160,7 +160,7 @@ TEST_CASE("embedding table: steps with ids in device memory and in host memory g
     });
 }
 
-TEST_CASE("embedding table: wrong ids in device memory move nothing, and the error comes once" *
+TEST_CASE("embedding table: wrong ids in device memory move nothing, and the error is thrown once" *
           blocks_a_stream) {
     on_each_device([&](const device& device) {
         embedding_options options = options_for(100, 5000);
@@ -171,10 +171,10 @@ TEST_CASE("embedding table: wrong ids in device memory move nothing, and the err
         std::vector<std::int64_t> wrong(5000, 3);
         wrong[4321] = -1;
         wrong[4400] = 100;
-        const on_device<std::int64_t> sent(wrong, stream);
-        const on_device<float> gradients(std::vector<float>(5000 * options.columns, 1), stream);
+        const device_array<std::int64_t> sent(wrong, stream);
+        const device_array<float> gradients(std::vector<float>(5000 * options.columns, 1), stream);
         const char* const sentence =
-            "2 of 5000 ids in device memory are outside the embedding table of 100 rows; "
+            "2 of 5000 ids in device memory were outside the embedding table of 100 rows; "
             "the first is ids[4321] = -1.";
 
         embedding_lease lease = table.fetch(sent.ids(), stream);
@@ -195,12 +195,92 @@ TEST_CASE("embedding table: wrong ids in device memory move nothing, and the err
         table.synchronize();
         CHECK(weights_of(table) == before);
 
-        // so does one that was dropped, and whose memory is needed
+        // the error of a lease that was dropped
         static_cast<void>(table.fetch(sent.ids(), stream));
         stream.synchronize();
         const std::vector<std::uint64_t> right{1, 2};
         CHECK_THROWS_WITH_AS(table.fetch(right, stream), doctest::Contains(sentence), invalid_argument);
         CHECK(table.fetch(right, stream).row_count() == 2);
+
+        static_cast<void>(table.fetch(sent.ids(), stream));
+        CHECK_THROWS_WITH_AS(table.synchronize(), doctest::Contains(sentence), invalid_argument);
+
+        lease = table.fetch(sent.ids(), stream);
+        stream.synchronize();
+        CHECK_THROWS_WITH_AS(table.write_back(std::move(lease), stream), doctest::Contains(sentence),
+                             invalid_argument);
+        CHECK(weights_of(table) == before);
+    });
+}
+
+TEST_CASE("embedding table: one wrong id among many in device memory is found") {
+    on_each_device([&](const device& device) {
+        embedding_table table(options_for(100, 300'000), device);
+        const stream stream(device);
+        std::vector<std::uint64_t> ids(300'000, 99);
+        ids[299'999] = 100;
+        const device_array<std::uint64_t> sent(ids, stream);
+        const embedding_lease lease = table.fetch(sent.ids(), stream);
+        CHECK(read(lease.device_row_count(), 1, stream).front() == 0);
+        CHECK_THROWS_WITH_AS(table.synchronize(), doctest::Contains("the first is ids[299999] = 100"),
+                             invalid_argument);
+    });
+}
+
+TEST_CASE("embedding table: rows of ids in device memory are written back, also after the table has grown") {
+    on_each_device([&](const device& device) {
+        embedding_options options = options_for(50, 10);
+        options.device_rows = 50;
+        embedding_table table(options, device);
+        const stream stream(device);
+        const device_array<std::uint64_t> first({40, 3, 40}, stream);
+        static_cast<void>(table.fetch(first.ids(), stream));
+        table.grow(80);
+        const std::vector<std::byte> before = weights_of(table);
+        const device_array<std::uint64_t> ids({79, 3, 79, 60}, stream);
+        embedding_lease lease = table.fetch(ids.ids(), stream);
+        const device_array<float> weights({1, 2, 3, 4, 5, 6}, stream);
+        const auto set = [&](std::uint64_t row) {
+            const auto row_bytes = to_host(weights.data(), 24, stream);
+            copy_to_device_async(lease.weights() + row * lease.stride_bytes(), row_bytes, stream);
+            stream.synchronize();
+        };
+        set(0);
+        set(2);
+        table.write_back(std::move(lease), stream);
+        std::vector<std::byte> expected = before;
+        for (const std::size_t row : {3U, 79U}) {
+            const auto row_bytes = to_host(weights.data(), 24, stream);
+            std::ranges::copy(row_bytes, expected.begin() + static_cast<std::ptrdiff_t>(row * 24));
+        }
+        CHECK(weights_of(table) == expected);
+    });
+}
+
+TEST_CASE("embedding table: leases of ids in device memory on two streams commit in turn") {
+    on_each_device([&](const device& device) {
+        embedding_options options = options_for(300, 500);
+        options.look_ahead = 1;
+        embedding_table expected(options, device);
+        embedding_table table(options, device);
+        const stream streams[2] = {stream(device), stream(device)};
+        std::mt19937_64 random(3);
+        const device_array<float> gradients(std::vector<float>(500 * options.columns, 0.5F), streams[0]);
+        const std::vector<std::uint64_t> ids = random_ids(300, 500, random);
+        const device_array<std::uint64_t> sent(ids, streams[0]);
+        for (int step = 0; step < 10; ++step) {
+            table.prefetch(ids);
+            embedding_lease first = table.fetch(sent.ids(), streams[0]);
+            embedding_lease second = table.fetch(sent.ids(), streams[1]);
+            table.commit(std::move(second), gradients.data(), dtype::of<float>(), streams[1]);
+            table.commit(std::move(first), gradients.data(), dtype::of<float>(), streams[0]);
+            table.commit(table.fetch(ids, streams[step % 2]), gradients.data(), dtype::of<float>(),
+                         streams[step % 2]);
+            for (int i = 0; i < 3; ++i)
+                expected.commit(expected.fetch(ids, streams[0]), gradients.data(), dtype::of<float>(),
+                                streams[0]);
+        }
+        CHECK(weights_of(table) == weights_of(expected));
     });
 }
 
@@ -208,7 +288,7 @@ TEST_CASE("embedding table: only a fetch takes ids in device memory") {
     on_each_device([&](const device& device) {
         embedding_table table(options_for(100, 10), device);
         const stream stream(device);
-        const on_device<std::uint64_t> ids({1, 2}, stream);
+        const device_array<std::uint64_t> ids({1, 2}, stream);
         std::vector<std::byte> weights(48);
         CHECK_THROWS_AS(table.prefetch(ids.ids()), unsupported);
         CHECK_THROWS_AS(table.read_weights(ids.ids(), weights), unsupported);
