@@ -311,6 +311,48 @@ TEST_CASE("embedding table: random programs give the same bits if other threads 
     });
 }
 
+TEST_CASE("embedding table: frequent ids give the bits of a loop for each type of gradients") {
+    on_each_device([&](const device& device) {
+        std::mt19937_64 random(128);
+        for (const char* const name : {"<f4", "<f2", "bfloat16"}) {
+            for (const std::uint64_t columns : {1U, 6U, 128U, 300U}) {
+                CAPTURE(name);
+                CAPTURE(columns);
+                const dtype type = dtype::parse(name);
+                embedding_options options;
+                options.row_count = 40;
+                options.columns = columns;
+                options.weights = normal_weights(0, 1, random());
+                options.max_batch_ids = 5000;
+                embedding_table table(options, device);
+                plain_table expected(options);
+                const stream stream(device);
+                // some ids 2,000, some 128, 127 and 1 times
+                std::vector<std::uint64_t> ids(2000, 7);
+                ids.insert(ids.end(), 2000, 8);
+                ids.insert(ids.end(), 128, 0);
+                ids.insert(ids.end(), 127, 1);
+                ids.push_back(39);
+                std::ranges::shuffle(ids, random);
+                for (int step = 0; step < 2; ++step) {
+                    auto values = random_gradients(random, ids.size() * columns);
+                    std::vector<std::byte> stored(values.size() * type.size_bytes());
+                    detail::cast_elements(dtype::of<float>(),
+                                          reinterpret_cast<const std::byte*>(values.data()), type,
+                                          stored.data(), values.size());
+                    detail::cast_elements(type, stored.data(), dtype::of<float>(),
+                                          reinterpret_cast<std::byte*>(values.data()), values.size());
+                    const device_array gradients(stored, stream);
+                    table.commit(table.fetch(ids, stream), gradients.data(), type, stream);
+                    expected.step(ids, values);
+                    stream.synchronize();
+                }
+                CHECK(weights_of(table, all_ids(40)) == expected.weights_of(all_ids(40)));
+            }
+        }
+    });
+}
+
 TEST_CASE("embedding table: what fails in a thread that prefetches is thrown by the fetch") {
     class failing_backend : public fake_cuda_backend {
      public:

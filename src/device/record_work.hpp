@@ -37,6 +37,10 @@ struct record_patch {
     std::uint64_t record_bytes = 0;
 };
 
+/// From this number of gradients on, an id is frequent: a GPU sums its gradients before the update. With
+/// Zipf's distribution, the most frequent of 10 million ids comes 8,000 times among 131,072.
+inline constexpr std::uint32_t frequent_gradients = 128;
+
 /// One step of the rule for each row.
 struct record_update {
     record_rows rows;
@@ -47,8 +51,12 @@ struct record_update {
     /// ascending order. They are added one after the other, as floats.
     const std::uint32_t* starts = nullptr;
     const std::uint32_t* positions = nullptr;
+    std::uint64_t position_count = 0;
     const std::byte* gradients = nullptr;  ///< rows of `columns` numbers, contiguous, aligned to a number
     flat_type gradient_type = flat_type::float32;  ///< not float64
+    /// Scratch memory: a row of `columns` numbers for each frequent_gradients of the positions, rounded down.
+    /// The sum of a frequent id whose gradients begin at `start` is in row start / frequent_gradients.
+    float* sums = nullptr;
 };
 
 /// What the update of one record needs to know: the same for each weight.

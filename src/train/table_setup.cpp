@@ -46,8 +46,8 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
     for (auto* const list : {&prefetched_, &leased_, &committed_})
         list->reserve(step_count());
     for (unsigned i = 0; i < step_count(); ++i)
-        steps_.push_back(std::make_unique<table_step>(options.max_batch_ids, layout.size_bytes, gathers_,
-                                                      options.resource));
+        steps_.push_back(
+            std::make_unique<table_step>(options.max_batch_ids, layout, gathers_, options.resource));
     if (!options.keeps_records) initialise();
     gathers_.synchronize();
 }

@@ -357,6 +357,8 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
         work.numbers = numbers_;
         work.starts = step.device_groups().starts;
         work.positions = step.device_groups().positions;
+        work.position_count = step.position_count;
+        work.sums = reinterpret_cast<float*>(step.sums.data());
         work.gradients = gradients;
         work.gradient_type = gradient_type;
         device.backend().update_records(work, stream.native_handle());

@@ -17,11 +17,12 @@ std::uint64_t index_bytes(std::uint64_t max_ids) {
 
 }  // namespace
 
-table_step::table_step(std::uint64_t max, std::uint64_t record_bytes, stream_view stream,
+table_step::table_step(std::uint64_t max, const record_layout& layout, stream_view stream,
                        const std::shared_ptr<memory_resource>& resource)
     : max_ids(max),
-      records(max * record_bytes, stream, resource),
+      records(max * layout.size_bytes, stream, resource),
       indices(index_bytes(max), stream, resource),
+      sums(max / frequent_gradients * layout.columns * sizeof(float), stream, resource),
       host(index_bytes(max), stream.device()),
       ids_ready(stream.device()),
       gathered(stream.device()),

@@ -34,7 +34,7 @@ struct table_step {
         committed,  ///< its rows are being written, or have been
     };
 
-    table_step(std::uint64_t max_ids, std::uint64_t record_bytes, stream_view stream,
+    table_step(std::uint64_t max_ids, const record_layout& layout, stream_view stream,
                const std::shared_ptr<memory_resource>& resource);
 
     /// The step's indices in host memory, and in device memory.
@@ -58,6 +58,7 @@ struct table_step {
     std::exception_ptr failure = nullptr;  ///< of preparing the gather; for the fetch
     device_buffer records;
     device_buffer indices;
+    device_buffer sums;  ///< record_update::sums
     pinned_buffer host;
     event ids_ready;  ///< the caller's stream has reached the fetch of ids in device memory
     event gathered;   ///< all rows have arrived

@@ -19,8 +19,9 @@ unsigned blocks_for_rows(std::uint64_t rows, unsigned multiprocessors) noexcept 
 }  // namespace
 
 cudaError_t load_records(rule_kind rule) noexcept {
-    for (const void* const kernel : {patch_records_kernel(), update_records_kernel(rule), set_number(),
-                                     count_ids_kernel(), write_groups_kernel()}) {
+    for (const void* const kernel :
+         {patch_records_kernel(), sum_frequent_kernel(), update_records_kernel(rule), set_number(),
+          count_ids_kernel(), write_groups_kernel()}) {
         if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
     }
     return cudaSuccess;
@@ -47,6 +48,11 @@ cudaError_t update_records(const record_update& work, unsigned multiprocessors,
                            cudaStream_t stream) noexcept {
     record_update copy = work;
     void* arguments[] = {&copy};
+    if (work.position_count >= frequent_gradients) {
+        const unsigned blocks = blocks_for(work.rows.max_count, sum_threads, multiprocessors);
+        const cudaError_t status = launch(sum_frequent_kernel(), blocks, sum_threads, arguments, stream);
+        if (status != cudaSuccess) return status;
+    }
     return launch(update_records_kernel(work.rule), blocks_for_rows(work.rows.max_count, multiprocessors),
                   record_threads, arguments, stream);
 }

@@ -67,9 +67,8 @@ struct gradients_of_row {
     bool are_aligned;
 };
 
-/// The sum of a row's gradients at `count` columns from `column` on. In a batch, a frequent id may come
-/// thousands of times, and one warp adds all of its gradients, in their order. It loads 16 at a
-/// time before it adds them, to have several loads in flight.
+/// The sum of a row's gradients at `count` columns from `column` on, in their order. Loads 16 gradients
+/// before it adds them, to have several loads in flight.
 template <typename Gradient>
 __device__ numbers_of_lane<float> sum_of_type(const gradients_of_row& work, std::uint64_t column,
                                               unsigned count) {
@@ -118,6 +117,76 @@ __device__ __noinline__ numbers_of_lane<float> sum_gradients(gradients_of_row wo
             return sum_of_type<bfloat16_bits>(work, column, count);
         default:
             return sum_of_type<float>(work, column, count);
+    }
+}
+
+__device__ bool is_frequent(const record_update& work, std::uint64_t row) {
+    return work.starts[row + 1] - work.starts[row] >= frequent_gradients;
+}
+
+__device__ float* sums_of(const record_update& work, std::uint64_t row) {
+    return work.sums + work.starts[row] / frequent_gradients * work.layout.columns;
+}
+
+/// Sums the gradients of a frequent row, in their order. Called by all threads of a block: each has other
+/// columns, and loads 64 gradients before it adds them. A warp of update_records has fewer loads in flight.
+template <typename Gradient>
+__device__ void sum_columns(const record_update& work, std::uint64_t row) {
+    constexpr unsigned loaded_at_once = 2 * warp_threads;
+    const std::uint64_t columns = work.layout.columns;
+    const Gradient* const gradients = reinterpret_cast<const Gradient*>(work.gradients);
+    const std::uint32_t begin = work.starts[row];
+    const std::uint32_t end = work.starts[row + 1];
+    for (std::uint64_t first = threadIdx.x / warp_threads * warp_threads; first < columns;
+         first += blockDim.x) {
+        // all lanes take part in the exchange of positions
+        const std::uint64_t column = first + lane() < columns ? first + lane() : columns - 1;
+        float sum = cast_scalar<float>(gradients[std::uint64_t{work.positions[begin]} * columns + column]);
+        for (std::uint32_t i = begin + 1; i < end; i += loaded_at_once) {
+            const std::uint32_t left = end - i;
+            const std::uint32_t low = work.positions[lane() < left ? i + lane() : end - 1];
+            const std::uint32_t high =
+                work.positions[warp_threads + lane() < left ? i + warp_threads + lane() : end - 1];
+            Gradient values[loaded_at_once];
+#pragma unroll
+            for (unsigned k = 0; k < loaded_at_once; ++k) {
+                const std::uint32_t position =
+                    __shfl_sync(~0U, k < warp_threads ? low : high, k % warp_threads);
+                values[k] = gradients[std::uint64_t{position} * columns + column];
+            }
+#pragma unroll
+            for (unsigned k = 0; k < loaded_at_once; ++k)
+                sum = k < left ? sum + cast_scalar<float>(values[k]) : sum;
+        }
+        sums_of(work, row)[column] = sum;
+    }
+}
+
+/// Sums the gradients of frequent rows. Of every gridDim.x neighbours each block has one: the most frequent
+/// ids are often neighbours.
+__global__ void __launch_bounds__(sum_threads) sum_frequent(const __grid_constant__ record_update work) {
+    __shared__ std::uint64_t rows[sum_threads];
+    __shared__ unsigned found;
+    const std::uint64_t count = *work.rows.count;
+    for (std::uint64_t first = blockIdx.x; first < count; first += std::uint64_t{gridDim.x} * sum_threads) {
+        if (threadIdx.x == 0) found = 0;
+        __syncthreads();
+        const std::uint64_t own = first + std::uint64_t{threadIdx.x} * gridDim.x;
+        if (own < count && is_frequent(work, own)) rows[atomicAdd(&found, 1U)] = own;
+        __syncthreads();
+        for (unsigned i = 0; i < found; ++i) {
+            switch (work.gradient_type) {
+                case flat_type::float16:
+                    sum_columns<half_bits>(work, rows[i]);
+                    break;
+                case flat_type::bfloat16:
+                    sum_columns<bfloat16_bits>(work, rows[i]);
+                    break;
+                default:
+                    sum_columns<float>(work, rows[i]);
+            }
+        }
+        __syncthreads();
     }
 }
 
@@ -206,18 +275,30 @@ __device__ void update_record(const record_update& work, const gradients_of_row&
 }
 
 template <typename Rule>
-__global__ void __launch_bounds__(record_threads) update_records(const __grid_constant__ record_update work) {
+__global__ void __launch_bounds__(record_threads, 2)
+    update_records(const __grid_constant__ record_update work) {
     const record_layout& layout = work.layout;
     const std::uint64_t gradient_bytes = work.gradient_type == flat_type::float32 ? 4 : 2;
     const std::uint64_t lane_bytes = lane_elements * gradient_bytes;
-    const bool gradients_are_aligned = layout.columns % lane_elements == 0 &&
-                                       reinterpret_cast<std::uintptr_t>(work.gradients) % lane_bytes == 0;
+    const bool columns_are_aligned = layout.columns % lane_elements == 0;
+    const bool gradients_are_aligned =
+        columns_are_aligned && reinterpret_cast<std::uintptr_t>(work.gradients) % lane_bytes == 0;
     const std::uint64_t count = *work.rows.count;
     for (std::uint64_t row = warp_of_grid(); row < count; row += warps_of_grid()) {
         std::byte* const record = work.rows.records + row * layout.size_bytes;
-        const gradients_of_row gradients{work.gradients,       work.positions,       layout.columns,
-                                         work.starts[row],     work.starts[row + 1], work.gradient_type,
-                                         gradients_are_aligned};
+        gradients_of_row gradients{work.gradients,       work.positions,       layout.columns,
+                                   work.starts[row],     work.starts[row + 1], work.gradient_type,
+                                   gradients_are_aligned};
+        if (is_frequent(work, row)) {
+            const std::uint32_t* const zero = work.starts;  // the first row begins at position 0
+            gradients = {reinterpret_cast<const std::byte*>(sums_of(work, row)),
+                         zero,
+                         layout.columns,
+                         0,
+                         1,
+                         flat_type::float32,
+                         columns_are_aligned};
+        }
         auto* const steps = reinterpret_cast<std::uint32_t*>(record + layout.steps_bytes);
         const std::uint32_t number = *steps + 1;
         const record_step<Rule> now{Rule::template prepare<float>(*work.numbers, number),
@@ -241,6 +322,10 @@ __global__ void __launch_bounds__(record_threads) update_records(const __grid_co
 
 const void* patch_records_kernel() {
     return reinterpret_cast<const void*>(&patch_records);
+}
+
+const void* sum_frequent_kernel() {
+    return reinterpret_cast<const void*>(&sum_frequent);
 }
 
 const void* update_records_kernel(rule_kind rule) {
