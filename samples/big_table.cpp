@@ -1,11 +1,12 @@
 // Trains a table of embeddings with Adam:
-// big_table [ROWS COLUMNS BATCH STEPS LOOK_AHEAD DEVICE_ROWS] [zipf] [segment]
+// big_table [ROWS COLUMNS BATCH STEPS LOOK_AHEAD DEVICE_ROWS] [zipf] [segment] [device_ids]
 //
 // The first DEVICE_ROWS rows lie in device memory, the others in page-locked host memory, or with `segment`
 // in a segment in shared memory, each with Adam's state beside it. While one step is computed and written
 // back, the rows of the next one are on their way. Ids are uniform, or with `zipf` as frequent as words of a
-// language: the frequency of id i is roughly proportional to 1 / (i + 1). Fails if a weight of some sampled
-// rows differs from that of a plain loop by 1e-6 or more.
+// language: the frequency of id i is roughly proportional to 1 / (i + 1). With `device_ids` they are in
+// device memory, and no rows are prefetched. Fails if a weight of some sampled rows differs from that of a
+// plain loop by 1e-6 or more.
 //
 // The default table is small, so that this takes a second. 10000000 rows of 128 take 15.5 GB.
 
@@ -35,6 +36,7 @@ struct settings {
     std::uint64_t device_rows = 10'000;
     bool is_zipf = false;
     bool in_segment = false;
+    bool has_device_ids = false;
 };
 
 settings read_arguments(int count, char** values) {
@@ -47,6 +49,8 @@ settings read_arguments(int count, char** values) {
             chosen.is_zipf = true;
         } else if (word == "segment") {
             chosen.in_segment = true;
+        } else if (word == "device_ids") {
+            chosen.has_device_ids = true;
         } else if (numbers < std::size(all)) {
             *all[numbers++] = std::strtoull(word.data(), nullptr, 10);
         }
@@ -54,6 +58,7 @@ settings read_arguments(int count, char** values) {
     for (std::uint64_t* const size : {&chosen.rows, &chosen.columns, &chosen.batch, &chosen.steps})
         *size = std::max<std::uint64_t>(*size, 1);
     chosen.device_rows = std::min(chosen.device_rows, chosen.rows);
+    if (chosen.has_device_ids) chosen.look_ahead = 0;
     return chosen;
 }
 
@@ -92,6 +97,11 @@ std::vector<std::vector<std::uint64_t>> make_batches(const settings& chosen) {
         });
     }
     return batches;
+}
+
+std::uint64_t count_different(std::vector<std::uint64_t> ids) {
+    std::ranges::sort(ids);
+    return ids.size() - std::ranges::unique(ids).size();
 }
 
 /// Adam for one weight. The gradient of a step is the number of times that the weight's id is in the batch.
@@ -138,13 +148,25 @@ int main(int argument_count, char** arguments) try {
     std::printf("%llu records of %llu bytes\n", static_cast<unsigned long long>(chosen.rows),
                 static_cast<unsigned long long>(record_bytes));
 
-    using clock = std::chrono::steady_clock;
     std::uint64_t moved_rows = 0;
+    for (const auto& ids : batches)
+        moved_rows += count_different(ids);
+    const std::uint64_t ids_bytes = chosen.batch * sizeof(std::uint64_t);
+    const pinflow::device_buffer device_ids(chosen.has_device_ids ? batches.size() * ids_bytes : 0, stream);
+    for (std::size_t step = 0; step < batches.size() && chosen.has_device_ids; ++step)
+        pinflow::copy_to_device_async(device_ids.data() + step * ids_bytes,
+                                      std::as_bytes(std::span(batches[step])), stream);
+    stream.synchronize();
+
+    using clock = std::chrono::steady_clock;
     std::size_t prefetched = 0;
     const auto start = clock::now();
     for (std::size_t step = 0; step < batches.size(); ++step) {
-        pinflow::embedding_lease lease = table.fetch(batches[step], stream);
-        moved_rows += lease.row_count();
+        pinflow::embedding_lease lease =
+            table.fetch(chosen.has_device_ids
+                            ? pinflow::row_ids::on_device(device_ids.data() + step * ids_bytes, chosen.batch)
+                            : pinflow::row_ids(batches[step]),
+                        stream);
         for (prefetched = std::max(prefetched, step + 1);
              prefetched < batches.size() && prefetched <= step + chosen.look_ahead; ++prefetched)
             table.prefetch(batches[prefetched]);
