@@ -19,7 +19,7 @@ struct record_layout {
     flat_type type = flat_type::float32;  ///< of weights: not float64
     std::uint64_t states_bytes[max_rule_states] = {};
     std::uint64_t steps_bytes = 0;
-    std::uint64_t size_bytes = 0;  ///< of a record: a multiple of 16
+    std::uint64_t size_bytes = 0;  ///< of a record, with padding: a multiple of 16
 };
 
 /// Records of different rows, contiguous, and the indices of the rows in ascending order. In device memory.

@@ -73,6 +73,23 @@ std::vector<std::byte> bytes_of(const array& array) {
 
 }  // namespace
 
+TEST_CASE("embedding table: records are padded to whole units of the link if that costs at most an eighth") {
+    const auto size_of = [](std::uint64_t columns, const optimizer& rule, const char* type) {
+        embedding_options options;
+        options.row_count = 1;
+        options.columns = columns;
+        options.rule = rule;
+        options.type = dtype::parse(type);
+        return embedding_table::record_size_bytes(options);
+    };
+    CHECK(size_of(128, adam{}, "<f4") == 1664);            // 1552 with all parts
+    CHECK(size_of(64, adam{}, "<f4") == 832);              // 784
+    CHECK(size_of(128, sgd{}, "<f2") == 288);              // 272
+    CHECK(size_of(4, sgd{}, "<f4") == 32);                 // a row and its steps
+    CHECK(size_of(8, sgd{}, "<f4") == 48);                 // 64 would be a third more
+    CHECK(size_of(112, rowwise_adagrad{}, "<f4") == 512);  // 480
+}
+
 TEST_CASE(
     "embedding table: a loaded table trains to the same bits as the saved table, for any number of device "
     "rows") {
