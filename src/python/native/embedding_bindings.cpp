@@ -200,12 +200,10 @@ void bind_embedding_tables(nb::module_& module) {
             "fetch",
             [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, bool on_device,
                stream_number stream) {
-                const row_ids wanted = on_device
-                                           ? row_ids::on_device(std::bit_cast<const void*>(ids), count)
-                                           : row_ids(ids_at(ids, count));
-                embedding_lease lease = self.run(stream, [&](embedding_table& table, stream_view on) {
-                    return table.fetch(wanted, on);
-                });
+                const row_ids wanted = on_device ? row_ids::on_device(std::bit_cast<const void*>(ids), count)
+                                                 : row_ids(ids_at(ids, count));
+                embedding_lease lease = self.run(
+                    stream, [&](embedding_table& table, stream_view on) { return table.fetch(wanted, on); });
                 return new python_lease(std::move(lease));  // Python takes it over
             },
             nb::arg("ids"), nb::arg("count"), nb::kw_only(), nb::arg("on_device"), nb::arg("stream").none(),
