@@ -14,7 +14,7 @@ namespace pinflow::detail {
 namespace {
 
 /// Every part of a record begins at a multiple of this number of bytes.
-constexpr std::uint64_t part_alignment = 16;
+constexpr std::uint64_t record_part_alignment = 16;
 constexpr std::uint64_t max_columns = std::uint64_t{1} << 24;
 constexpr unsigned max_look_ahead = 8;
 
@@ -64,15 +64,15 @@ record_layout lay_out_record(const embedding_options& options) {
     record_layout layout;
     layout.columns = options.columns;
     layout.type = weight_type_of(options.type);
-    std::uint64_t end = rounded_up(options.columns * options.type.size_bytes(), part_alignment);
+    std::uint64_t end = rounded_up(options.columns * options.type.size_bytes(), record_part_alignment);
     const rule_layout rule = layout_of(options.rule);
     for (std::size_t k = 0; k < rule.states.size(); ++k) {
         layout.states_bytes[k] = end;
         const std::uint64_t numbers = rule.is_rowwise ? 1 : options.columns;
-        end += rounded_up(numbers * sizeof(float), part_alignment);
+        end += rounded_up(numbers * sizeof(float), record_part_alignment);
     }
     layout.steps_bytes = end;
-    layout.size_bytes = padded_size(end + part_alignment);
+    layout.size_bytes = padded_size(end + record_part_alignment);
     std::uint64_t total = 0;
     if (!multiply(options.row_count, layout.size_bytes, total))
         throw invalid_argument(fmt::format("an embedding table of {} rows of {} bytes is too large",
