@@ -11,6 +11,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/load.hpp"
+#include "src/core/system.hpp"
 #include "src/device/page_releaser.hpp"
 #include "src/device/pin_registry.hpp"
 #include "tests/api/load/model_files.hpp"
@@ -148,6 +149,41 @@ TEST_CASE("load: pages that cannot be locked are staged, unless the route is req
         detail::wait_for_released_pages();
         CHECK(backend.lock.locked.empty());
     }
+}
+
+TEST_CASE("load: small tensors leave no run that is too short for the copy engine") {
+    const temporary_folder folder;
+    locking_backend& backend = new_backend();
+    // the last tensor does not fit into the units of 4 MiB before it
+    for (const unsigned count : {2U, 26U, 102U, 103U, 104U, 205U, 206U}) {
+        CAPTURE(count);
+        std::vector<model_tensor> model;
+        for (unsigned i = 0; i < count; ++i)
+            model.push_back(random_tensor(fmt::format("w{:03}", i), dtype::of<float>(), {10, 1024}));
+        write_model(folder / "a.safetensors", model);
+        load_options options;
+        options.route = load_route::copy;
+        check_equal(load_tensors(folder / "a.safetensors", backend.device(), options), model);
+    }
+}
+
+TEST_CASE("load: neighbours among small tensors are read by one call") {
+    const temporary_folder folder;
+    std::vector<model_tensor> model;
+    for (unsigned i = 0; i < 1000; ++i)
+        model.push_back(random_tensor(fmt::format("w{:03}", i), dtype::of<float>(), {4, 1024}));
+    write_model(folder / "a.safetensors", model);
+    locking_backend& backend = new_backend();
+    load_options options;
+    options.route = load_route::staged;
+    std::atomic<int> reads = 0;
+    const detail::system::scoped_failure_hook hook([&](detail::system::call what, std::string_view) {
+        if (what == detail::system::call::pread) ++reads;
+        return detail::system::injected_failure{};
+    });
+    check_equal(load_tensors(folder / "a.safetensors", backend.device(), options), model);
+    CHECK(reads > 0);
+    CHECK(reads < 50);  // 16 MB in units of 4 MiB, and the header
 }
 
 TEST_CASE("load: no copy crosses two allocations that lie side by side") {

@@ -24,7 +24,9 @@ constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
 /// The first and the last units of a load are shorter: the link waits for the first ones to be read, and the
 /// caller for the last ones to be copied.
 constexpr std::uint64_t short_unit_bytes = std::uint64_t{1} << 20;
-constexpr std::uint64_t in_short_units_bytes = 16 * short_unit_bytes;  ///< at either end
+constexpr std::uint64_t short_zone_bytes = 16 * short_unit_bytes;  ///< at either end
+/// Smaller loads have few units, and each thread that takes one needs page-locked buffers.
+constexpr std::uint64_t min_zoned_bytes = 4 * short_zone_bytes;
 
 /// What a message calls a tensor.
 std::string label_of(const opened_tensors& opened, std::size_t index) {
@@ -118,7 +120,8 @@ class planner {
     /// The maximum size of a unit that begins after so many bytes of the load.
     std::uint64_t max_unit_bytes(std::uint64_t bytes_before) const {
         const bool is_short =
-            bytes_before < in_short_units_bytes || all_bytes_ - bytes_before <= in_short_units_bytes;
+            all_bytes_ >= min_zoned_bytes &&
+            (bytes_before < short_zone_bytes || all_bytes_ - bytes_before <= short_zone_bytes);
         return is_short ? short_unit_bytes : load_unit_bytes;
     }
 
@@ -175,7 +178,9 @@ class planner {
     /// Within a block, the staging buffer has the layout of the block.
     load_unit small_unit(std::size_t& next) {
         load_unit unit{plan_.pieces.size()};
-        const std::uint64_t max_bytes = max_unit_bytes(small_[next].bytes_before);
+        // leaves room for the rest of a run that is too short for the copy engine
+        const std::uint64_t max_bytes = std::min(max_unit_bytes(small_[next].bytes_before),
+                                                 load_unit_bytes - thresholds.min_engine_bytes);
         std::uint64_t end = 0;
         const load_job* last = nullptr;
         for (; next < small_.size(); ++next) {
@@ -184,7 +189,8 @@ class planner {
             if (last != nullptr && last->block == job.block)
                 offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
             const bool kinds_differ = last != nullptr && last->is_contiguous() != job.is_contiguous();
-            if (last != nullptr && (kinds_differ || offset + job.size_bytes > max_bytes)) break;
+            const bool is_full = offset + job.size_bytes > max_bytes;
+            if (last != nullptr && (kinds_differ || (is_full && !leaves_short_run(*last, next)))) break;
             plan_.pieces.push_back({.job = small_[next].index,
                                     .unit_offset_bytes = static_cast<std::uint32_t>(offset),
                                     .size_bytes = job.size_bytes});
@@ -193,6 +199,20 @@ class planner {
             last = &job;
         }
         return unit;
+    }
+
+    /// Whether the jobs from `next` on, as far as they follow `last` without a gap, are too short together
+    /// for the copy engine.
+    bool leaves_short_run(const load_job& last, std::size_t next) const {
+        std::uint64_t size_bytes = 0;
+        for (const load_job* before = &last; next < small_.size(); ++next) {
+            const load_job& job = plan_.jobs[small_[next].index];
+            if (!job.is_contiguous() || !follows(*before, job)) break;
+            size_bytes += job.size_bytes;
+            if (size_bytes >= thresholds.min_engine_bytes) return false;
+            before = &job;
+        }
+        return size_bytes != 0;
     }
 
     /// Whether every copy of a unit is long enough for the copy engine.

@@ -22,15 +22,18 @@ constexpr unsigned max_threads = 16;
 /// take longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
-/// Whether at least three quarters of the sampled pages are in the page cache. The samples are the first page
-/// of each copyable unit, or, if there are 512 such units or more, of 256 to 384 of them. True if the file
-/// system cannot tell.
+/// Whether at least three quarters of the sampled units, by their bytes, are in the page cache. The samples
+/// are the first page of each copyable unit, or, if there are 512 such units or more, of 256 to 384 of them.
+/// True if the file system cannot tell.
 bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
     constexpr std::size_t max_samples = 256;
     const std::size_t step = std::max<std::size_t>(plan.copyable.size() / max_samples, 1);
-    std::size_t looked = 0, missing = 0;
+    std::uint64_t looked_bytes = 0, missing_bytes = 0;
     for (std::size_t i = 0; i < plan.copyable.size(); i += step) {
         const load_piece& piece = plan.pieces[plan.copyable[i].first_piece];
+        std::uint64_t unit_bytes = 0;
+        for (const load_piece& each : plan.pieces_of(plan.copyable[i]))
+            unit_bytes += each.size_bytes;
         const file_position place = position_of(opened, plan.jobs[piece.job]);
         const input_file& file = *opened.files[place.file];
         const descriptor_lease lease = file.lease_descriptor();
@@ -39,10 +42,10 @@ bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
         const auto read =
             system::read_cached_at(lease.get(), place.offset_bytes + piece.begin_bytes, byte, supported);
         if (!supported) return true;  // tmpfs of older kernels
-        ++looked;
-        if (!read) ++missing;
+        looked_bytes += unit_bytes;
+        if (!read) missing_bytes += unit_bytes;
     }
-    return missing * 4 <= looked;
+    return missing_bytes <= looked_bytes / 4;
 }
 
 /// Whether the first tensor for the copy engine is in a file on tmpfs.

@@ -90,7 +90,9 @@ void tensor_reader::read_range(std::size_t file, std::uint64_t offset_bytes,
     std::size_t count = 0;
     // Threads that read with one descriptor delay each other. A descriptor of the thread's own is worth
     // opening for several reads.
-    if (std::exchange(last_file_, file) == file)
+    constexpr unsigned several = 4;
+    if (std::exchange(last_file_, file) != file) reads_ = 0;
+    if (++reads_ > several)
         count = system::read_at(descriptor_of(file).get(), source.path(), offset_bytes, destination);
     // also the rest of a short read, and the error at the end of a truncated file
     source.read(offset_bytes + count, destination.subspan(count));

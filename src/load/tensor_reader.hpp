@@ -86,7 +86,8 @@ class tensor_reader {
     scratch_memory cast_scratch_;
     scratch_memory read_scratch_;
     std::map<std::size_t, thread_descriptor> descriptors_;  ///< of one file
-    std::optional<std::size_t> last_file_;                  ///< of read_range
+    std::optional<std::size_t> last_file_;                  ///< that read_range has read
+    unsigned reads_ = 0;                                    ///< of it, one after the other
     std::map<std::size_t, std::unique_ptr<element_file>> decoded_files_;
     // of the job that is being decoded
     std::unique_ptr<element_stream> stream_;
