@@ -130,8 +130,17 @@ TEST_CASE("embedding table: ids in device memory are refused if kernels cannot a
     CHECK_FALSE(row_exchange(row_table(rows, 16), backend.device()).is_in_place());
 }
 
-TEST_CASE("embedding table: a stream that is being captured into a graph is refused") {
-    fake_cuda_backend backend;
+TEST_CASE("embedding table: a stream that is being captured into a graph is refused, and gets no event") {
+    class capturing_backend : public fake_cuda_backend {
+     public:
+        unsigned captured_events = 0;
+
+        void record_event(void* event, void* stream) override {
+            captured_events += stream == captured ? 1U : 0U;
+            fake_cuda_backend::record_event(event, stream);
+        }
+    };
+    capturing_backend backend;
     const stream stream(backend.device());
     embedding_options options;
     options.row_count = 10;
@@ -143,7 +152,8 @@ TEST_CASE("embedding table: a stream that is being captured into a graph is refu
     backend.captured = stream.view().native_handle();
     CHECK_THROWS_AS(table.fetch(ids, stream), unsupported);
     CHECK_THROWS_AS(table.fetch(row_ids::on_device(ids.data(), 2), stream), unsupported);
-    CHECK_THROWS_AS(table.write_back(std::move(lease), stream), unsupported);
+    CHECK_THROWS_AS(table.write_back(std::move(lease), stream), unsupported);  // ends the lease
+    CHECK(backend.captured_events == 0);
     backend.captured = nullptr;
     CHECK(table.fetch(ids, stream).row_count() == 2);
 }

@@ -423,6 +423,8 @@ void embedding_table::state::scatter(const table_step& step) {
 
 void embedding_table::state::drop(table_step& step, stream_view stream) noexcept {
     try {
+        // the event would become a part of the graph
+        if (device.backend().is_capturing(stream.native_handle())) return;
         step.released.record(stream);
     } catch (...) {
         return;  // the step stays leased: the device may still read it

@@ -234,6 +234,12 @@ class EmbeddingTableTest(unittest.TestCase):
         with self.assertRaisesRegex(pinflow.InvalidArgument, "1 of 2 ids"):
             table.step()
         self.assertEqual(table.gradients, [])
+        # the next lookup raises the error, too, and the pass with wrong ids is dropped
+        module(torch.tensor([1, 10], device=DEVICES[1])).sum().backward()
+        torch.cuda.synchronize()
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "1 of 2 ids"):
+            module(torch.tensor([1, 2], device=DEVICES[1]))
+        self.assertEqual(table.gradients, [])
         module(torch.tensor([1, 2], device=DEVICES[1])).sum().backward()
         table.step()
         self.assertFalse(torch.equal(table.weights([1, 2]), before[1:3]))

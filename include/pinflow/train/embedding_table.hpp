@@ -112,13 +112,14 @@ class embedding_lease {
 /// those of one row after the other.
 ///
 /// Functions enqueue, and do not wait for the device except where they say so. A stream that is being
-/// captured into a CUDA graph is refused with unsupported. A commit may come on another stream than its
+/// captured into a CUDA graph is refused with unsupported; the memory of a lease that is dropped meanwhile is
+/// not used again. A commit may come on another stream than its
 /// fetch; other work on the rows and gradients must be ordered by the caller. One thread at a time may use a
 /// table. In a forked process, functions that use its rows throw device_error.
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of 16 bytes.
-    /// The whole is padded to a multiple of 128 bytes, or else of 64 or 32, if it grows by at most an eighth:
+    /// The whole is padded to a multiple of 128 bytes, or else of 64, if it grows by at most an eighth:
     /// the link moves such records faster.
     /// @throws as the constructor.
     static std::uint64_t record_size_bytes(const embedding_options& options);

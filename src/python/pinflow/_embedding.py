@@ -186,7 +186,12 @@ class EmbeddingTable:
         stream, _ = consumer_stream(None, self._gpu)
         on_gpu = _is_on_gpu(ids)
         address, count = (ids.data_ptr(), ids.numel()) if on_gpu else (ids.ctypes.data, ids.size)
-        return EmbeddingLease(self, self._table.fetch(address, count, on_device=on_gpu, stream=stream), on_gpu)
+        try:
+            lease = self._table.fetch(address, count, on_device=on_gpu, stream=stream)
+        except InvalidArgument:  # perhaps of an earlier fetch
+            self._drop_wrong_passes()
+            raise
+        return EmbeddingLease(self, lease, on_gpu)
 
     def commit(self, lease: EmbeddingLease, gradients: Any) -> None:
         """Makes one step of the optimizer on each row of the lease, and writes it back.
@@ -301,7 +306,7 @@ class EmbeddingTable:
 
         Raises:
             InvalidArgument: there are more ids; the gradients are kept. Or ids on the GPU were outside the table; then the
-                gradients are dropped.
+                gradients of their passes are dropped, and those of other passes are kept.
         """
         pending = self._pending
         if not pending:
@@ -325,8 +330,17 @@ class EmbeddingTable:
             gradient = torch.cat([each for _, _, each in pending])
         try:
             self._commit(lease, gradient)
-        finally:
-            self.zero_grad()
+        except InvalidArgument:
+            self._drop_wrong_passes()
+            raise
+        self.zero_grad()
+
+    def _drop_wrong_passes(self) -> None:
+        """Drops the gradients of backward passes whose ids on the GPU are outside the table. Waits for the GPU."""
+        def is_right(ids: Any) -> bool:
+            return not _is_on_gpu(ids) or not bool(((ids < 0) | (ids >= self.shape[0])).any())
+
+        self._pending = [each for each in self._pending if is_right(each[1])]
 
     def zero_grad(self) -> None:
         """Drops the gradients of backward passes since the last step."""
