@@ -186,5 +186,23 @@ TEST_CASE("embedding table: frequent ids give the bits of a loop for each type o
                 CHECK(weights_of(table, all_ids(40)) == expected.weights_of(all_ids(40)));
             }
         }
+        // more rows than all blocks of a GPU look at in one round
+        embedding_options options;
+        options.row_count = 90'000;
+        options.columns = 1;
+        options.max_batch_ids = 100'000;
+        options.look_ahead = 0;
+        embedding_table table(options, device);
+        plain_table expected(options);
+        const stream stream(device);
+        std::vector<std::uint64_t> ids = all_ids(options.row_count);
+        ids.insert(ids.end(), 5000, 5);
+        ids.insert(ids.end(), 5000, 89'999);
+        const auto values = random_gradients(random, ids.size());
+        const device_array gradients(values, stream);
+        table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+        expected.step(ids, values);
+        CHECK(weights_of(table, all_ids(options.row_count)) ==
+              expected.weights_of(all_ids(options.row_count)));
     });
 }

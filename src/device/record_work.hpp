@@ -27,7 +27,7 @@ struct record_rows {
     std::byte* records = nullptr;
     const std::uint64_t* ids = nullptr;
     const std::uint64_t* count = nullptr;
-    std::uint64_t max_count = 0;  ///< what the host knows: *count is at most this
+    std::uint64_t max_count = 0;  ///< an upper bound of *count, known to the host
 };
 
 /// Replaces those records whose rows are also among `newer`.

@@ -23,7 +23,7 @@ constexpr unsigned max_look_ahead = 8;
 /// 1664 B a second, and 18.4 million of 1552 B.
 std::uint64_t padded_size(std::uint64_t size_bytes) {
     constexpr std::uint64_t max_share = 8;
-    for (const std::uint64_t unit : {128U, 64U, 32U}) {
+    for (const std::uint64_t unit : {128U, 64U}) {
         const std::uint64_t padded = rounded_up(size_bytes, unit);
         if (padded - size_bytes <= size_bytes / max_share) return padded;
     }

@@ -46,7 +46,7 @@ class context {
         cudaError_t status_ = cudaSuccess;
         bool pushed_ = false;
         bool exchanged_ = false;
-        CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  ///< then the thread's own
+        CUstreamCaptureMode mode_ = CU_STREAM_CAPTURE_MODE_RELAXED;  ///< after the exchange, the thread's own
     };
 
     int device_;

@@ -1,5 +1,6 @@
 #include "src/device/cuda/record_kernels.hpp"
 
+#include <algorithm>
 #include <cstdint>
 
 #include "src/device/cuda/blocks_for.hpp"
@@ -49,7 +50,9 @@ cudaError_t update_records(const record_update& work, unsigned multiprocessors,
     record_update copy = work;
     void* arguments[] = {&copy};
     if (work.position_count >= frequent_gradients) {
-        const unsigned blocks = blocks_for(work.rows.max_count, sum_threads, multiprocessors);
+        const std::uint64_t frequent = work.position_count / frequent_gradients;
+        const unsigned blocks =
+            blocks_for(std::min(work.rows.max_count, frequent), 1, std::uint64_t{multiprocessors} * 4);
         const cudaError_t status = launch(sum_frequent_kernel(), blocks, sum_threads, arguments, stream);
         if (status != cudaSuccess) return status;
     }

@@ -162,8 +162,8 @@ __device__ void sum_columns(const record_update& work, std::uint64_t row) {
     }
 }
 
-/// Sums the gradients of frequent rows. Of every gridDim.x neighbours each block has one: the most frequent
-/// ids are often neighbours.
+/// Sums the gradients of frequent rows. Neighbouring rows go to different blocks, because frequent ids are
+/// often neighbours.
 __global__ void __launch_bounds__(sum_threads) sum_frequent(const __grid_constant__ record_update work) {
     __shared__ std::uint64_t rows[sum_threads];
     __shared__ unsigned found;
