@@ -38,9 +38,9 @@ struct embedding_options {
     weight_function weights = nullptr;                     ///< null: zeros
     std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, below 2^32
     /// How many steps can be prefetched; at most 8. The table takes device memory for 2 + 2 * look_ahead
-    /// batches of max_batch_ids records and their indices (24 bytes an id), for device_rows, and for its
-    /// row_exchange. The first fetch of ids in device memory takes about 24 bytes more for each of
-    /// max_batch_ids.
+    /// batches of max_batch_ids records, for their indices (24 bytes an id) and sums of gradients (a byte an
+    /// id for every 32 columns), for device_rows, and for its row_exchange. The first fetch of ids in device
+    /// memory takes about 24 bytes more for each of max_batch_ids.
     unsigned look_ahead = 1;
     /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
     /// depend on it.
@@ -111,11 +111,11 @@ class embedding_lease {
 /// float32. Results are the same bits on every device, with every look_ahead and device_rows, and equal to
 /// those of one row after the other.
 ///
-/// Functions enqueue, and do not wait for the device except where they say so. A stream that is being
-/// captured into a CUDA graph is refused with unsupported; the memory of a lease that is dropped meanwhile is
-/// not used again. A commit may come on another stream than its
-/// fetch; other work on the rows and gradients must be ordered by the caller. One thread at a time may use a
-/// table. In a forked process, functions that use its rows throw device_error.
+/// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
+/// stream than its fetch; other work on the rows and gradients must be ordered by the caller. A stream that
+/// is being captured into a CUDA graph is refused with unsupported. The memory of a lease that is dropped
+/// during such a capture is not used again. One thread at a time may use a table. In a forked process,
+/// functions that use its rows throw device_error.
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of 16 bytes.
