@@ -158,6 +158,44 @@ TEST_CASE("embedding table: a stream that is being captured into a graph is refu
     CHECK(table.fetch(ids, stream).row_count() == 2);
 }
 
+TEST_CASE("embedding table: leases dropped during a capture lose their memory, and hinder no other call") {
+    fake_cuda_backend backend;
+    const stream stream(backend.device());
+    embedding_options options;
+    options.row_count = 10;
+    options.columns = 1;
+    options.max_batch_ids = 2;
+    options.look_ahead = 0;
+    embedding_table table(options, backend.device());
+    const std::vector<std::uint64_t> ids{1, 2};
+    const auto lose = [&] {
+        const embedding_lease lease = table.fetch(ids, stream);
+        backend.captured = stream.view().native_handle();
+        return lease.row_count();  // drops it
+    };
+    lose();
+    backend.captured = nullptr;
+    const std::vector<float> weights{3, 4};
+    table.write_weights(ids, std::as_bytes(std::span(weights)));
+    std::vector<float> found(2);
+    table.read_weights(ids, std::as_writable_bytes(std::span(found)));
+    CHECK(found == weights);
+    table.grow(20);
+    {
+        const embedding_lease lease = table.fetch(ids, stream);
+        stream.synchronize();
+        CHECK(*reinterpret_cast<const float*>(lease.weights()) == 3);
+        CHECK_THROWS_AS(table.write_weights(ids, std::as_bytes(std::span(weights))), invalid_argument);
+    }
+    lose();
+    backend.captured = nullptr;
+    CHECK_THROWS_WITH_AS(
+        table.fetch(ids, stream),
+        "all 2 steps of an embedding table are leased or prefetched, or hold rows that those "
+        "need, or are lost (2): commit or drop leases first",
+        all_slots_leased);
+}
+
 TEST_CASE("embedding table: in a forked process calls are refused, and a table can be destroyed") {
     embedding_options options;
     options.row_count = 100;

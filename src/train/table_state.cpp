@@ -8,7 +8,6 @@
 
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
-#include "src/train/table_layout.hpp"
 
 namespace pinflow {
 
@@ -71,9 +70,10 @@ void embedding_table::state::check_ids(row_ids ids) const {
 void embedding_table::state::free_dropped() {
     const std::scoped_lock lock(mutex_);
     std::erase_if(leased_, [this](table_step* step) {
-        if (step->now != table_step::phase::dropped) return false;
+        const bool is_lost = step->now == table_step::phase::lost;
+        if (step->now != table_step::phase::dropped && !is_lost) return false;
         forget_newer(*step);
-        step->now = table_step::phase::free;
+        if (!is_lost) step->now = table_step::phase::free;
         return true;
     });
 }
@@ -126,11 +126,15 @@ table_step& embedding_table::state::take_step() {
         }
         oldest = std::ranges::find_if(committed_, has_no_reader);
     }
-    if (oldest == committed_.end())
-        throw all_slots_leased(fmt::format(
-            "all {} steps of an embedding table are leased or prefetched, or hold rows that those need: "
-            "commit or drop leases first",
-            steps_.size()));
+    if (oldest == committed_.end()) {
+        const auto lost = std::ranges::count_if(
+            steps_, [&](const auto& step) { return phase_of(*step) == table_step::phase::lost; });
+        throw all_slots_leased(
+            fmt::format("all {} steps of an embedding table are leased or prefetched, or hold rows that "
+                        "those need, or are "
+                        "lost ({}): commit or drop leases first",
+                        steps_.size(), lost));
+    }
     table_step& step = **oldest;
     gathers_.view().wait(step.written);  // so later gathers see what it wrote
     committed_.erase(oldest);
@@ -336,100 +340,7 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
     return *step;
 }
 
-// ---- rows back -------------------------------------------------------------------------------------------
-
-void embedding_table::state::commit(table_step& step, const std::byte* gradients, const pinflow::dtype& type,
-                                    stream_view stream) {
-    throw_wrong_ids(step);
-    const detail::flat_type gradient_type = detail::weight_type_of(type);
-    if (step.row_count != 0 && gradients == nullptr)
-        throw invalid_argument("cannot commit null gradients to an embedding table");
-    stream.wait(step.ready);
-    stream.wait(rate_set_);
-    while (!step.newer.empty())  // commits of other leases, since the fetch
-        patch(step, stream);
-    if (step.row_count != 0) {
-        detail::record_update work;
-        work.rows = step.rows();
-        work.layout = layout;
-        work.rule = rule.kind;
-        work.numbers = numbers_;
-        work.starts = step.device_groups().starts;
-        work.positions = step.device_groups().positions;
-        work.position_count = step.position_count;
-        work.sums = reinterpret_cast<float*>(step.sums.data());
-        work.gradients = gradients;
-        work.gradient_type = gradient_type;
-        device.backend().update_records(work, stream.native_handle());
-    }
-    write(step, stream);
-}
-
-void embedding_table::state::write_back(table_step& step, stream_view stream) {
-    throw_wrong_ids(step);
-    stream.wait(step.ready);
-    forget_newer(step);  // the caller's weights replace what others have committed
-    write(step, stream);
-}
-
-/// Enqueues the write of records that `stream` has changed.
-void embedding_table::state::write(table_step& step, stream_view stream) {
-    free_dropped();
-    step.updated.record(stream);
-    writes_.wait(step.updated);
-    // The rows of leases are used as they are. Those of prefetched steps are patched, so on a GPU it does not
-    // matter if they are half-written; but the CPU must not read what it is writing.
-    for (const table_step* const other : leased_)
-        writes_.wait(other->gathered);
-    for (const table_step* const later : prefetched_) {
-        if (is_on_host() && phase_of(*later) == table_step::phase::prefetched) writes_.wait(later->gathered);
-    }
-    try {
-        scatter(step);
-    } catch (...) {
-        step.written.record(writes_);  // a part may have been enqueued
-        throw;
-    }
-    step.written.record(writes_);
-    step.is_ordered = false;
-    std::erase(leased_, &step);
-    for (const auto* const others : {&leased_, &prefetched_}) {
-        for (table_step* const other : *others) {
-            // a gather that comes later will see this commit
-            if (phase_of(*other) == table_step::phase::grouping || other->failure) continue;
-            other->newer.push_back(&step);
-            ++step.readers;
-        }
-    }
-    set_phase(step, table_step::phase::committed);
-    committed_.push_back(&step);
-}
-
-void embedding_table::state::scatter(const table_step& step) {
-    if (step.row_count == 0) return;
-    if (step.requested_on_device != nullptr) {
-        scatter_ranges(step);
-        return;
-    }
-    const std::uint64_t on_device = device_count(step);
-    if (on_device != 0)
-        device.backend().scatter_rows(transfer_of(step, on_device), detail::repeated_rows::last,
-                                      detail::sum_type::int32, writes_.view().native_handle());
-    if (on_device < step.row_count)
-        exchange_->scatter_async(exchanged_ids(step), step.records.data() + on_device * layout.size_bytes,
-                                 duplicate_policy::last, writes_);
-}
-
-void embedding_table::state::drop(table_step& step, stream_view stream) noexcept {
-    try {
-        // the event would become a part of the graph
-        if (device.backend().is_capturing(stream.native_handle())) return;
-        step.released.record(stream);
-    } catch (...) {
-        return;  // the step stays leased: the device may still read it
-    }
-    set_phase(step, table_step::phase::dropped);
-}
+// ---- phases ------------------------------------------------------------------------------------------
 
 table_step::phase embedding_table::state::phase_of(const table_step& step) const {
     const std::scoped_lock lock(mutex_);
@@ -439,18 +350,6 @@ table_step::phase embedding_table::state::phase_of(const table_step& step) const
 void embedding_table::state::set_phase(table_step& step, table_step::phase phase) noexcept {
     const std::scoped_lock lock(mutex_);
     step.now = phase;
-}
-
-void embedding_table::state::set_rate(double rate, stream_view stream) {
-    const optimizer changed = with_rate(options.rule, rate);
-    check_settings(changed);
-    for (const std::unique_ptr<table_step>& step : steps_)
-        stream.wait(step->updated);  // earlier commits use the old rate
-    auto* const numbers = reinterpret_cast<std::byte*>(rule_memory_.data());
-    device.backend().set_number(reinterpret_cast<double*>(numbers + offsetof(detail::rule_numbers, rate)),
-                                rate, stream.native_handle());
-    rate_set_.record(stream);
-    options.rule = changed;
 }
 
 }  // namespace pinflow

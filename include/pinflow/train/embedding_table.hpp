@@ -114,8 +114,8 @@ class embedding_lease {
 /// Functions enqueue, and do not wait for the device except where they say so. A commit may come on another
 /// stream than its fetch; other work on the rows and gradients must be ordered by the caller. A stream that
 /// is being captured into a CUDA graph is refused with unsupported. The memory of a lease that is dropped
-/// during such a capture is not used again. One thread at a time may use a table. In a forked process,
-/// functions that use its rows throw device_error.
+/// during such a capture, or after the device has failed, is not used again. One thread at a time may use a
+/// table. In a forked process, functions that use its rows throw device_error.
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of 16 bytes.
