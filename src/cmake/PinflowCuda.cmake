@@ -79,6 +79,7 @@ function(pinflow_add_cuda_backend target)
     src/device/cuda/record_kernels.cpp
     src/device/cuda/records.cu
     src/device/cuda/row_kernels.cpp
+    src/device/cuda/row_sums.cu
     src/device/cuda/rows.cu
     src/device/cuda/sort_by_cub.cu
     src/device/cuda/sort_rows.cu)

@@ -1,13 +1,12 @@
-#include "src/core/scalar.hpp"
 #include "src/device/cuda/row_errors.cuh"
+#include "src/device/cuda/row_words.cuh"
 #include "src/device/cuda/rows.hpp"
 
 // The link limits these kernels; for small rows of large tables, address translation does. Few blocks are
 // as fast as many, or faster, if rows are taken in the order of their addresses and enough loads are in
 // flight (measured: samples/bench/RESULTS.md). Here each group of threads loads up to 512 bytes of each of
 // four rows at once. Accesses to device memory cost nothing beside the link. Rows of the table are read in
-// aligned words of 16 bytes, and written in such words if the row covers them. For a sum, each group of
-// threads has one row at a time, and each of its threads one value. All indices are 64 bits wide.
+// aligned words of 16 bytes, and written in such words if the row covers them. All indices are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 
@@ -15,134 +14,6 @@ namespace {
 
 /// Rows that a group of threads has in flight.
 constexpr unsigned rows_at_once = 4;
-constexpr unsigned word_bytes = sizeof(uint4);
-
-__device__ std::uint64_t thread_number() {
-    return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-}
-__device__ std::uint64_t thread_count() {
-    return std::uint64_t{gridDim.x} * blockDim.x;
-}
-
-__device__ bool refused(const index_errors* errors) {
-    return errors != nullptr && (errors->outside_count != 0 || errors->repeated_count != 0);
-}
-
-__device__ std::uint64_t position_of(const row_order& order, std::uint64_t index) {
-    return order.positions == nullptr ? index : order.positions[index];
-}
-
-/// Whether the previous index is the same.
-__device__ bool is_repeated(const row_order& order, std::uint64_t index) {
-    return order.sorted && index > 0 && order.ids[index - 1] == order.ids[index];
-}
-
-/// Whether the next index is the same.
-__device__ bool is_overwritten(const row_order& order, std::uint64_t index) {
-    return order.sorted && index + 1 < order.count && order.ids[index + 1] == order.ids[index];
-}
-
-/// The row at `position` of the group, in its batch.
-__device__ unsigned char* row_of_batch(const row_transfer& work, std::uint64_t position) {
-    unsigned part = 0;
-    while (part + 1 < work.parts.count && position >= work.parts.first[part + 1])
-        ++part;
-    return reinterpret_cast<unsigned char*>(work.parts.rows[part]) +
-           (position - work.parts.first[part]) * work.table.row_size_bytes;
-}
-
-/// Row number `n` of the table, or its end.
-__device__ unsigned char* nth_row(const row_transfer& work, std::uint64_t n) {
-    return reinterpret_cast<unsigned char*>(work.table.rows) + n * work.table.row_size_bytes;
-}
-
-/// The table's row for entry `index` of the order.
-__device__ unsigned char* row_of_table(const row_transfer& work, std::uint64_t index) {
-    if (work.table.by_address) return reinterpret_cast<unsigned char*>(work.order.ids[index]);
-    return nth_row(work, work.compact ? index - work.begin : work.order.ids[index] - work.table.first_id);
-}
-
-// ---- 16 bytes of any alignment ---------------------------------------------------------------------------
-
-/// 16 bytes with access to their parts.
-union word {
-    uint4 whole;
-    unsigned quarter[4];
-    unsigned char byte[word_bytes];
-};
-
-/// A row as 16-byte aligned words: the table's row in a gather or scatter, the written row in `repeat`. It is
-/// in registered host memory or in device memory. Parts of the first and the last word may belong to
-/// neighbouring rows.
-struct word_row {
-    unsigned char* row;
-    std::uint64_t row_bytes;
-
-    __device__ unsigned before() const {  // bytes of the first word before the row
-        return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(row) % word_bytes);
-    }
-    __device__ std::uint64_t count() const { return (before() + row_bytes + word_bytes - 1) / word_bytes; }
-    /// The bytes [begin, end) of word `index` belong to the row.
-    __device__ unsigned begin(std::uint64_t index) const { return index == 0 ? before() : 0; }
-    __device__ unsigned end(std::uint64_t index) const {
-        const std::uint64_t rest = before() + row_bytes - index * word_bytes;
-        return rest < word_bytes ? static_cast<unsigned>(rest) : word_bytes;
-    }
-    __device__ unsigned char* at(std::uint64_t index) const { return row - before() + index * word_bytes; }
-};
-
-/// Copies bytes [begin, end) of `value` to the same bytes at `destination`: a whole word at once or in four
-/// pieces, if its alignment allows it; everything else byte by byte.
-__device__ void store(unsigned char* destination, const word& value, unsigned begin, unsigned end) {
-    const auto address = reinterpret_cast<std::uintptr_t>(destination);
-    if (begin == 0 && end == word_bytes && address % word_bytes == 0) {
-        __stcs(reinterpret_cast<uint4*>(destination), value.whole);
-        return;
-    }
-    if (begin == 0 && end == word_bytes && address % 4 == 0) {
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i)
-            reinterpret_cast<unsigned*>(destination)[i] = value.quarter[i];
-        return;
-    }
-#pragma unroll
-    for (unsigned i = 0; i < word_bytes; ++i) {
-        if (i >= begin && i < end) destination[i] = value.byte[i];
-    }
-}
-
-/// Loads bytes [begin, end) at `source` to the same bytes of a word.
-__device__ word load(const unsigned char* source, unsigned begin, unsigned end) {
-    word value;
-    const auto address = reinterpret_cast<std::uintptr_t>(source);
-    if (begin == 0 && end == word_bytes && address % word_bytes == 0) {
-        value.whole = __ldcs(reinterpret_cast<const uint4*>(source));
-        return value;
-    }
-    value.whole = make_uint4(0, 0, 0, 0);
-    if (begin == 0 && end == word_bytes && address % 4 == 0) {
-#pragma unroll
-        for (unsigned i = 0; i < 4; ++i)
-            value.quarter[i] = reinterpret_cast<const unsigned*>(source)[i];
-        return value;
-    }
-#pragma unroll
-    for (unsigned i = 0; i < word_bytes; ++i) {
-        if (i >= begin && i < end) value.byte[i] = source[i];
-    }
-    return value;
-}
-
-/// Loads word `index` of a row of the table. The whole word is loaded at once, unless it extends beyond the
-/// table. Rows by address are always loaded so, because whole pages are readable.
-__device__ word load_from_table(const row_transfer& work, const word_row& row, std::uint64_t index) {
-    const unsigned char* const at = row.at(index);
-    const bool inside = work.table.by_address ||
-                        (at >= nth_row(work, 0) && at + word_bytes <= nth_row(work, work.table.row_count));
-    return inside ? load(at, 0, word_bytes) : load(at, row.begin(index), row.end(index));
-}
-
-// ---- the kernels -----------------------------------------------------------------------------------------
 
 __global__ void __launch_bounds__(row_threads)
     check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory errors) {
@@ -432,61 +303,6 @@ __global__ void __launch_bounds__(row_threads) repeat(row_launch launch) {
     move_repeated_rows(launch, repeater<Aligned>(launch.transfer));
 }
 
-// ---- sums ------------------------------------------------------------------------------------------------
-
-/// The type that sums are computed in. 16-bit floats are added as floats; only the total is rounded to 16
-/// bits.
-template <typename Value>
-struct accumulator {
-    using type = Value;
-    __device__ static type widen(Value value) { return value; }
-    __device__ static Value narrow(type sum) { return sum; }
-};
-template <typename Value>
-struct small_accumulator {
-    using type = float;
-    __device__ static type widen(Value value) { return widen_float(value); }
-    __device__ static Value narrow(type sum) { return narrow_float<Value>(sum); }
-};
-template <>
-struct accumulator<half_bits> : small_accumulator<half_bits> {};
-template <>
-struct accumulator<bfloat16_bits> : small_accumulator<bfloat16_bits> {};
-
-/// Each index has a group of threads. The group of the first of equal indices adds up the rows of all of
-/// them.
-template <typename Value>
-__global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
-    const row_transfer& work = launch.transfer;
-    if (refused(work.errors)) return;
-    using sum = accumulator<Value>;
-    const row_order& order = work.order;
-    const unsigned lane = threadIdx.x % launch.lanes;
-    const std::uint64_t values = work.table.row_size_bytes / sizeof(Value);
-    for (std::uint64_t index = work.begin + thread_number() / launch.lanes; index < work.end;
-         index += thread_count() / launch.lanes) {
-        const bool repeated = is_repeated(order, index);
-        // a compact table also has rows for repeated indices
-        if (repeated && !work.compact) continue;
-        const std::uint64_t id = order.ids[index];
-        auto* const to = reinterpret_cast<Value*>(row_of_table(work, index));
-        for (std::uint64_t at = lane; at < values; at += launch.lanes) {
-            const auto value = [&](std::uint64_t i) {
-                return reinterpret_cast<const Value*>(row_of_batch(work, position_of(order, i)))[at];
-            };
-            const Value first = value(index);
-            if (repeated || !is_overwritten(order, index)) {
-                to[at] = first;  // one value: its bits are kept
-                continue;
-            }
-            typename sum::type total = sum::widen(first);
-            for (std::uint64_t i = index + 1; i < order.count && order.ids[i] == id; ++i)
-                total += sum::widen(value(i));
-            to[at] = sum::narrow(total);
-        }
-    }
-}
-
 template <typename... Parameters>
 const void* address(void (*kernel)(Parameters...)) {
     return reinterpret_cast<const void*>(kernel);
@@ -512,24 +328,6 @@ const void* repeat_rows(bool aligned) {
 
 const void* scatter_rows(bool aligned) {
     return aligned ? address(&scatter<true>) : address(&scatter<false>);
-}
-
-const void* scatter_sums(sum_type type) {
-    switch (type) {
-        case sum_type::float16:
-            return address(&scatter_sum<half_bits>);
-        case sum_type::bfloat16:
-            return address(&scatter_sum<bfloat16_bits>);
-        case sum_type::float32:
-            return address(&scatter_sum<float>);
-        case sum_type::float64:
-            return address(&scatter_sum<double>);
-        case sum_type::int32:
-            return address(&scatter_sum<unsigned>);  // sums that overflow wrap around
-        case sum_type::int64:
-            break;
-    }
-    return address(&scatter_sum<unsigned long long>);
 }
 
 }  // namespace pinflow::detail::cuda

@@ -4,7 +4,7 @@
 
 #include "src/device/row_work.hpp"
 
-/// The kernels that gather and scatter rows, as pointers for cudaLaunchKernel: see rows.cu.
+/// The kernels that gather and scatter rows, as pointers for cudaLaunchKernel: see rows.cu and row_sums.cu.
 namespace pinflow::detail::cuda {
 
 /// Threads per block, for all kernels of this file except gather_rows.
