@@ -1,8 +1,6 @@
 #include "formats/hdf5_chunk_read.hpp"
 
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
-#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <new>
@@ -152,24 +150,15 @@ void hdf5_chunk_read::run_tasks(std::span<const std::size_t> works) {
         own.begin();
         return run_task(works);
     }
-    start_worker_threads();
-    // isolated from the caller's other tasks, so that a thread that waits here does not begin one of them,
-    // and from the caller's cancellation, which would end this call with rows missing
-    tbb::task_group_context context(tbb::task_group_context::isolated);
-    tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(
-            std::size_t{0}, tasks,
-            [&](std::size_t index) {
-                // the first task waits for memory; the others run only if memory is free
-                decoding_permit own(reader_);
-                if (index == 0) {
-                    own.begin();
-                } else if (!own.try_begin()) {
-                    return;
-                }
-                run_task(works);
-            },
-            tbb::simple_partitioner(), context);
+    run_in_parallel(tasks, [&](std::size_t index) {
+        // the first task waits for memory; the others run only if memory is free
+        decoding_permit own(reader_);
+        if (index == 0) {
+            own.begin();
+        } else if (!own.try_begin()) {
+            return;
+        }
+        run_task(works);
     });
 }
 
