@@ -120,7 +120,8 @@ std::chrono::nanoseconds hdf5_rows::read_rows(std::span<const std::uint64_t> ids
 
 // ---- elements -------------------------------------------------------------------------------------------
 
-/// Reads ahead, a block at a time. A block that fits into the destination is read directly to it.
+/// Reads ahead, a block at a time. A block that fits into the destination is read directly to it. A block
+/// begins at a multiple of `item_bytes`: where the one before ends, or after a skip.
 class block_elements : public element_stream {
  public:
     explicit block_elements(const hdf5_dataset& dataset)
@@ -133,10 +134,17 @@ class block_elements : public element_stream {
     const pinflow::dtype& dtype() const noexcept final { return dtype_; }
     const shape_vector& shape() const noexcept final { return shape_; }
     void read(std::span<std::byte> destination) final;
+    bool skip(std::uint64_t size_bytes) final {
+        position_ += size_bytes;
+        block_ = block_.subspan(std::min<std::uint64_t>(size_bytes, block_.size()));
+        return true;
+    }
+    void end_at(std::uint64_t end_bytes) final { end_ = std::min(end_bytes, size_bytes_); }
     void finish() final { file_->check_unchanged(); }
 
  protected:
-    /// The size of the block at byte `begin`, the end of the block before; at most the bytes that are left.
+    virtual std::uint64_t item_bytes() const = 0;
+    /// The size of a block that begins at byte `begin`; at most the bytes that are left.
     virtual std::uint64_t block_bytes(std::uint64_t begin) const = 0;
     virtual void read_block(std::uint64_t begin, std::span<std::byte> destination) const = 0;
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
@@ -147,21 +155,26 @@ class block_elements : public element_stream {
     pinflow::dtype dtype_;
     shape_vector shape_;
     std::uint64_t size_bytes_;
+    std::uint64_t end_ = size_bytes_;  // of what is read
     std::uint64_t position_ = 0;
     memory_region memory_;
     std::span<const std::byte> block_;  // the part of it not delivered yet
 };
 
 void block_elements::read(std::span<std::byte> destination) {
-    if (destination.size() % dtype_.size_bytes() != 0 || destination.size() > size_bytes_ - position_) {
+    if (destination.size() % dtype_.size_bytes() != 0 ||
+        destination.size() > end_ - std::min(position_, end_)) {
         throw invalid_argument(
             fmt::format("cannot read {} bytes at byte {} of {}, which has {}, in elements of {} bytes",
                         destination.size(), position_, name_, size_bytes_, dtype_.size_bytes()));
     }
     while (!destination.empty()) {
         if (block_.empty()) {
-            const std::uint64_t count = block_bytes(position_);
-            if (count <= destination.size()) {
+            const std::uint64_t item = item_bytes();
+            const std::uint64_t skipped = position_ % item;  // bytes of the block that are not delivered
+            const std::uint64_t begin = position_ - skipped;
+            const std::uint64_t count = std::min(block_bytes(begin), rounded_up(end_ - begin, item));
+            if (skipped == 0 && count <= destination.size()) {
                 read_block(position_, destination.first(count));
                 position_ += count;
                 destination = destination.subspan(count);
@@ -171,8 +184,8 @@ void block_elements::read(std::span<std::byte> destination) {
                 memory_ = {};  // release it before allocating the larger one
                 memory_ = memory_region::anonymous(count);
             }
-            read_block(position_, memory_.bytes().first(count));
-            block_ = memory_.bytes().first(count);
+            read_block(begin, memory_.bytes().first(count));
+            block_ = memory_.bytes().first(count).subspan(skipped);
         }
         const std::size_t count = std::min(block_.size(), destination.size());
         std::memcpy(destination.data(), block_.data(), count);
@@ -196,6 +209,7 @@ class row_elements final : public block_elements {
     }
 
  protected:
+    std::uint64_t item_bytes() const override { return row_bytes_; }
     std::uint64_t block_bytes(std::uint64_t begin) const override {
         return std::min(rows_at_once_, row_count_ - begin / row_bytes_) * row_bytes_;
     }
@@ -218,9 +232,9 @@ class absent_elements final : public block_elements {
         : block_elements(dataset), description_(dataset.description), swap_(description_->dtype) {}
 
  protected:
+    std::uint64_t item_bytes() const override { return description_->dtype.size_bytes(); }
     std::uint64_t block_bytes(std::uint64_t begin) const override {
-        const std::uint64_t item_bytes = description_->dtype.size_bytes();
-        return std::min(std::max<std::uint64_t>(min_block_bytes / item_bytes, 1) * item_bytes,
+        return std::min(std::max<std::uint64_t>(min_block_bytes / item_bytes(), 1) * item_bytes(),
                         size_bytes() - begin);
     }
     void read_block(std::uint64_t, std::span<std::byte> destination) const override {
@@ -240,8 +254,7 @@ class chunk_elements final : public block_elements {
         : block_elements(dataset),
           reader_(dataset.file, dataset.description,
                   {std::make_shared<hdf5_memory>(0, memory_bytes / 2), false}),
-          item_bytes_(dtype().size_bytes()),
-          axis_bytes_(item_bytes_) {
+          axis_bytes_(dtype().size_bytes()) {
         const hdf5_chunk_grid& grid = reader_.grid();
         const std::uint64_t max_bytes = std::max(memory_bytes / 2, min_block_bytes);
         // the first axis of which at least one index fits
@@ -259,11 +272,13 @@ class chunk_elements final : public block_elements {
     }
 
  protected:
+    std::uint64_t item_bytes() const override { return axis_bytes_; }
     std::uint64_t block_bytes(std::uint64_t begin) const override {
         const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
         const std::uint64_t first = begin / axis_bytes_ % shape()[axis_];
         std::uint64_t count = std::min(count_, shape()[axis_] - first);
-        if (count_ < length) count = std::min(count, length - first % length);
+        // after a skip a block may begin within chunks; it ends where they do
+        count = std::min(count, std::max(count_, length) - first % length);
         return count * axis_bytes_;
     }
 
@@ -288,7 +303,6 @@ class chunk_elements final : public block_elements {
     }
 
     hdf5_chunk_reader reader_;
-    std::uint64_t item_bytes_;
     std::size_t axis_ = 0;  // a block spans up to `count_` indices of this axis, and all later axes in full
     std::uint64_t axis_bytes_;  // of one index
     std::uint64_t count_ = 1;

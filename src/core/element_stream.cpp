@@ -38,6 +38,12 @@ class array_elements final : public element_stream {
     const pinflow::dtype& dtype() const noexcept override { return dtype_; }
     const shape_vector& shape() const noexcept override { return shape_; }
     void read(std::span<std::byte> destination) override;
+    bool skip(std::uint64_t size_bytes) override {
+        position_bytes_ += size_bytes;
+        block_ = block_.subspan(std::min<std::uint64_t>(size_bytes, block_.size()));
+        return true;
+    }
+    void end_at(std::uint64_t end_bytes) override { size_bytes_ = std::min(end_bytes, size_bytes_); }
     void finish() override {
         if (file_) file_->check_unchanged();
     }
@@ -52,7 +58,7 @@ class array_elements final : public element_stream {
     std::shared_ptr<const input_file> file_;
     pinflow::dtype dtype_;
     shape_vector shape_;
-    std::uint64_t size_bytes_;
+    std::uint64_t size_bytes_;  ///< up to the last element that is read
     swap_plan swap_;
     strided_reader reader_;
     scratch_memory scratch_;
@@ -70,7 +76,7 @@ void array_elements::read(std::span<std::byte> destination) {
         throw invalid_argument(fmt::format("{} bytes are not a whole number of elements of {} bytes",
                                            destination.size(), dtype_.size_bytes()));
     }
-    if (destination.size() > size_bytes_ - position_bytes_) {
+    if (destination.size() > size_bytes_ - std::min(position_bytes_, size_bytes_)) {
         throw invalid_argument(
             fmt::format("cannot read {} bytes at byte {} of an array of shape {}, which has {}",
                         destination.size(), position_bytes_, to_string(shape_), size_bytes_));
@@ -91,9 +97,12 @@ void array_elements::read(std::span<std::byte> destination) {
 }
 
 void array_elements::read_block() {
-    const std::uint64_t size_bytes = reader_.block_end(position_bytes_, max_block_bytes_) - position_bytes_;
-    // the first block is the largest one
-    if (!block_memory_) block_memory_ = memory_region::anonymous(size_bytes);
+    const std::uint64_t end = reader_.block_end(position_bytes_, max_block_bytes_);
+    const std::uint64_t size_bytes = std::min(end, size_bytes_) - position_bytes_;
+    if (block_memory_.size_bytes() < size_bytes) {
+        block_memory_ = {};  // release it before allocating the larger one
+        block_memory_ = memory_region::anonymous(size_bytes);
+    }
     const auto block = block_memory_.bytes().first(size_bytes);
     read_now(position_bytes_, block);
     block_ = block;

@@ -28,7 +28,12 @@ class element_stream {
     /// @throws invalid_argument past the end.
     /// @throws data_changed, system_failure or format_error if reading fails.
     virtual void read(std::span<std::byte> destination) = 0;
-    /// Makes the checks that need the whole array. Call it after the last element.
+    /// Leaves out the next `size_bytes`, a whole number of elements that are left.
+    /// @return false if elements can only be left out by reading them; then it has done nothing.
+    virtual bool skip(std::uint64_t /*size_bytes*/) { return false; }
+    /// Tells that no element from byte `end_bytes` on will be read, so that none is read ahead.
+    virtual void end_at(std::uint64_t /*end_bytes*/) {}
+    /// Makes the checks that need the whole array. Call it after the last element was read or left out.
     /// @throws format_error for a wrong checksum, data_changed for a file that changed meanwhile.
     virtual void finish() = 0;
 };

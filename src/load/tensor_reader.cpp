@@ -173,6 +173,9 @@ void tensor_reader::begin_decoding(const load_job& job) {
     stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name, decoding_memory_bytes);
     position_bytes_ = 0;
     done_bytes_ = 0;
+    if (job.slice == nullptr) return;
+    const byte_runs runs = runs_of(opened_, job);
+    stream_->end_at(runs.first_bytes + (runs.count - 1) * runs.stride_bytes + runs.size_bytes);
 }
 
 void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destination) {
@@ -207,6 +210,7 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
     const std::uint64_t piece_bytes =
         std::max(max_joined_read_bytes / element_bytes * element_bytes, element_bytes);
     position_bytes_ += size_bytes;
+    if (stream_->skip(size_bytes)) return;
     while (size_bytes > 0 && !*stopped_) {
         const std::uint64_t part = std::min(piece_bytes, size_bytes);
         stream_->read({read_scratch_.reserve(part), part});

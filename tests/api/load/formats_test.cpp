@@ -138,6 +138,37 @@ TEST_CASE("load: datasets of HDF5 files are tensors, and compressed ones are dec
     });
 }
 
+TEST_CASE("load: of a slice of a compressed HDF5 dataset only the chunks with its rows are decoded") {
+    const temporary_folder folder;
+    const auto path = folder / "a.h5";
+    auto deflated = random_tensor("deflated", dtype::of<std::int32_t>(), {10'000, 300});  // 12 MB
+    for (std::size_t i = 1; i < deflated.bytes.size(); i += 2)
+        deflated.bytes[i] = {};  // so that chunks can be compressed
+    try {
+        hdf5_writer writer(path);
+        writer.begin({deflated.name, deflated.dtype, deflated.shape, 1});
+        writer.write(deflated.bytes);
+        writer.finish();
+    } catch (const format_not_built&) {
+        MESSAGE("skipped: this build has no HDF5");
+        return;
+    }
+    {
+        std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+        file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path) / 2));
+        const std::vector<char> damage(1000, 'x');
+        file.write(damage.data(), static_cast<std::streamsize>(damage.size()));
+    }
+    on_each_device([&](const device& device) {
+        CHECK_THROWS_AS(load_tensors(path, device), format_error);
+        for (const tensor_slice& slice : {tensor_slice{0, 0, 1}, {0, 17, 1000}, {0, 9000, 10'000}}) {
+            const std::vector<tensor_request> requests{{"deflated", slice}};
+            CHECK(bytes_of(tensor_files({path}).load(requests, device).tensors[0]) ==
+                  sliced(deflated, slice));
+        }
+    });
+}
+
 TEST_CASE("load: a tensor of a type that pinflow lacks is refused by name, and others can be loaded") {
     const temporary_folder folder;
     write_good_and_bad(folder / "a.safetensors", "good", "bad");
