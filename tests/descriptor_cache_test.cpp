@@ -231,9 +231,9 @@ TEST_CASE("descriptor_cache: opening a file again notices that it has changed") 
              fs::last_write_time(folder / "new", fs::last_write_time(path));
              fs::rename(folder / "new", path);
          }},
-        {"it had 500 bytes when it was opened, now it has 501", [&] { fs::resize_file(path, 501); }},
-        {"it had 500 bytes when it was opened, now it has 499", [&] { fs::resize_file(path, 499); }},
-        {"it was modified after it was opened",
+        {"it had 500 bytes then, and has 501 now", [&] { fs::resize_file(path, 501); }},
+        {"it had 500 bytes then, and has 499 now", [&] { fs::resize_file(path, 499); }},
+        {"it was modified",
          [&] { fs::last_write_time(path, fs::last_write_time(path) + std::chrono::seconds(1)); }},
     };
     for (const auto& [sentence, make] : changes) {
@@ -244,7 +244,7 @@ TEST_CASE("descriptor_cache: opening a file again notices that it has changed") 
         make();
         const std::size_t before = open_descriptors();
         std::array<std::byte, 10> bytes{};
-        const std::string expected = "'" + path.string() + "' changed while it was read: " + sentence;
+        const std::string expected = "'" + path.string() + "' has changed since it was opened: " + sentence;
         CHECK(message_of<pinflow::data_changed>([&] { file.read(0, bytes); }) == expected);
         CHECK(message_of<pinflow::data_changed>([&] { file.lease_descriptor(); }) == expected);
         CHECK(message_of<pinflow::data_changed>([&] { file.check_unchanged(); }) == expected);

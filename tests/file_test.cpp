@@ -280,8 +280,8 @@ TEST_CASE("file: checking notices a file that shrank or grew, with both sizes") 
         fs::resize_file(folder / "data", size);
         const std::string sentence = change_of(file);
         CAPTURE(sentence);
-        CHECK(contains_all(sentence, {"'" + file.path() + "'", "changed while", "it had 100 bytes"}));
-        CHECK(sentence.ends_with("now it has " + std::to_string(size)));
+        CHECK(contains_all(sentence, {"'" + file.path() + "'", "has changed", "it had 100 bytes"}));
+        CHECK(sentence.ends_with("and has " + std::to_string(size) + " now"));
     }
 }
 
@@ -291,7 +291,7 @@ TEST_CASE("file: checking notices other content of the same size") {
     make_old(folder / "data");
     const input_file file(folder / "data");
     write_bytes(folder / "data", std::vector<std::byte>(100));
-    CHECK(contains(change_of(file), "it was modified after it was opened"));
+    CHECK(contains(change_of(file), "has changed since it was opened: it was modified"));
 }
 
 TEST_CASE("file: checking notices a file that was cut and grown again") {
@@ -333,7 +333,7 @@ TEST_CASE("file: a file that lost its name and was written to does not pass the 
     fs::rename(folder / "data", folder / "elsewhere");
     CHECK(change_of(file).empty());
     fs::resize_file(folder / "elsewhere", 99);
-    CHECK(contains(change_of(file), "it had 100 bytes when it was opened, now it has 99"));
+    CHECK(contains(change_of(file), "it had 100 bytes then, and has 99 now"));
 }
 
 TEST_CASE("file: a check is one call on the path, and a second call only if the path is gone") {
@@ -392,7 +392,7 @@ TEST_CASE("file: every check without an age is made") {
     const input_file file(folder / "data");
     file.check_unchanged();
     make_old(folder / "data");
-    CHECK(contains(change_of(file), "it was modified after it was opened"));
+    CHECK(contains(change_of(file), "has changed since it was opened: it was modified"));
 }
 
 TEST_CASE("file: a relative path means the same file after the working folder changed") {

@@ -445,7 +445,7 @@ TEST_CASE("rows: a file that changed under its table is reported by the next cal
                            expected));
             CHECK(rows.holds(before));
         };
-        changes([](const auto& path) { std::filesystem::resize_file(path, 1000); }, "now it has 1000");
+        changes([](const auto& path) { std::filesystem::resize_file(path, 1000); }, "and has 1000 now");
         changes(
             [](const auto& path) {
                 std::filesystem::rename(path, path.string() + ".old");
@@ -486,7 +486,7 @@ TEST_CASE("rows: a file that is truncated before its rows are gathered is an err
             stream.synchronize();
             // one error for the reads, whatever the number of pieces, and then one for the file
             CHECK_THROWS_AS(exchange.check(), data_changed);
-            CHECK(contains(message_of<data_changed>([&] { exchange.check(); }), "now it has 5000"));
+            CHECK(contains(message_of<data_changed>([&] { exchange.check(); }), "and has 5000 now"));
             CHECK(rows.sentinels_left());
             write_random_rows(folder / "rows.npy", 4096, 4, 42);
             exchange = row_exchange(row_table(open_npy(folder / "rows.npy").rows()), device,

@@ -154,16 +154,15 @@ std::chrono::nanoseconds input_file::read(std::uint64_t offset_bytes,
 void input_file::check_identity(const file_identity& now) const {
     if (now.device != identity_.device || now.inode != identity_.inode) {
         throw data_changed(
-            fmt::format("'{}' changed while it was read: another file has taken its place", path_));
+            fmt::format("'{}' has changed since it was opened: another file has taken its place", path_));
     }
     if (now.size_bytes != identity_.size_bytes) {
         throw data_changed(
-            fmt::format("'{}' changed while it was read: it had {} bytes when it was opened, now it has {}",
-                        path_, identity_.size_bytes, now.size_bytes));
+            fmt::format("'{}' has changed since it was opened: it had {} bytes then, and has {} now", path_,
+                        identity_.size_bytes, now.size_bytes));
     }
     if (check_ != change_check::size && now.modified_ns != identity_.modified_ns) {
-        throw data_changed(
-            fmt::format("'{}' changed while it was read: it was modified after it was opened", path_));
+        throw data_changed(fmt::format("'{}' has changed since it was opened: it was modified", path_));
     }
 }
 
