@@ -84,6 +84,9 @@ enum class load_route {
 /// "auto", "copy", "staged", "both".
 std::string_view to_string(load_route route) noexcept;
 
+/// Is told the bytes done and the bytes of all tensors.
+using load_progress = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
+
 struct load_options {
     /// Tensors to load: names, or patterns with `*`, `?` and `[...]` as in the shell. Empty: all. Only
     /// load_tensors and tensor_files::select use it; tensor_files::load has requests instead.
@@ -103,7 +106,7 @@ struct load_options {
     /// Called on the calling thread, up to ten times a second, and at the end. `done_bytes` have been sent to
     /// the device, written to memory or mapped. `total_bytes` is the size of all tensors. If it throws, the
     /// load ends with that exception.
-    std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)> progress = nullptr;
+    load_progress progress = nullptr;
 };
 
 /// A tensor in device memory, in C order and little-endian. Copies share the memory, which outlives files,
@@ -187,6 +190,8 @@ class tensor_files {
     /// files, by directory in .npz files, by name in HDF5 files. An HDF5 dataset with several hard links has
     /// the name of the first.
     const std::vector<tensor_description>& tensors() const noexcept;
+    /// The names of the tensors that cannot be loaded, sorted. `tensor` says why.
+    std::vector<std::string> refused_names() const;
     /// Checks that every tensor of the files can be loaded.
     /// @throws for the first tensor that cannot: unsupported, or format_error if it is damaged.
     void require_all() const;
@@ -249,9 +254,12 @@ struct tensor_to_save {
 /// Writes a safetensors file, atomically as safetensors_writer. Takes 32 MiB of page-locked memory: one piece
 /// is copied from the device while another one is written. Copies come after the work enqueued on `stream` so
 /// far. Waits for them.
+/// `progress` is called with the bytes written, as load_options::progress. If it throws, the save ends with
+/// that exception, and a file of that name stays as it was.
 /// @throws as safetensors_writer; invalid_argument also for a tensor that has elements, but no `data`;
-/// device_error.
+/// device_error; what `progress` throws.
 void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
-                  stream_view stream, const std::map<std::string, std::string>& metadata = {});
+                  stream_view stream, const std::map<std::string, std::string>& metadata = {},
+                  const load_progress& progress = nullptr);
 
 }  // namespace pinflow

@@ -262,6 +262,11 @@ const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name
     return by_name_;
 }
 
+std::string name_of_files(const opened_tensors& opened) {
+    return opened.files.size() == 1 ? quote(opened.paths.front().string(), max_shown_path)
+                                    : fmt::format("{} files", opened.files.size());
+}
+
 void refuse(const opened_tensors& opened, const std::string& name) {
     const refusal& refused = opened.refused.at(name);
     static_cast<void>(open(opened.absolute_paths[refused.file], name));
@@ -274,9 +279,7 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
         if (opened.refused.contains(request.name)) refuse(opened, request.name);
         throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
                                            quote(request.name, max_label_name), opened.stored.size(),
-                                           opened.files.size() == 1
-                                               ? quote(opened.paths.front().string(), max_shown_path)
-                                               : fmt::format("{} files", opened.files.size())));
+                                           name_of_files(opened)));
     }
     return {.tensor = static_cast<std::uint32_t>(found->second),
             .slice = request.slice ? &*request.slice : nullptr,

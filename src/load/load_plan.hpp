@@ -216,6 +216,9 @@ struct found_request {
     std::byte* destination = nullptr;
 };
 
+/// What messages call the files: the path of a single one, or their number.
+std::string name_of_files(const opened_tensors& opened);
+
 /// Throws the error of opening a tensor that cannot be loaded: format_error if it is damaged, unsupported if
 /// pinflow lacks its type.
 [[noreturn]] void refuse(const opened_tensors& opened, const std::string& name);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
@@ -14,6 +15,7 @@ namespace pinflow {
 
 namespace {
 
+constexpr std::chrono::milliseconds progress_interval{100};
 constexpr std::uint64_t piece_bytes = std::uint64_t{16} << 20;
 
 /// A page-locked buffer that pieces of tensors are copied to.
@@ -81,7 +83,8 @@ class tensor_bytes {
 }  // namespace
 
 void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
-                  stream_view stream, const std::map<std::string, std::string>& metadata) {
+                  stream_view stream, const std::map<std::string, std::string>& metadata,
+                  const load_progress& progress) {
     std::vector<safetensors_writer::tensor> headers;
     headers.reserve(tensors.size());
     for (const tensor_to_save& each : tensors)
@@ -93,6 +96,17 @@ void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_s
                                                detail::quote(each.name), to_string(each.shape)));
     }
 
+    std::uint64_t total_bytes = 0;
+    for (const tensor_to_save& each : tensors)
+        total_bytes += element_count(each.shape) * each.dtype.size_bytes();
+    std::uint64_t done_bytes = 0;
+    auto said = std::chrono::steady_clock::now();
+    const auto say_progress = [&](bool is_last) {
+        const auto now = std::chrono::steady_clock::now();
+        if (!progress || (!is_last && now - said < progress_interval)) return;
+        said = now;
+        progress(done_bytes, total_bytes);
+    };
     tensor_bytes bytes(tensors);
     if (bytes.has_more()) {
         std::array<save_piece, 2> pieces{save_piece(stream.device()), save_piece(stream.device())};
@@ -103,8 +117,11 @@ void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_s
             if (bytes.has_more()) bytes.copy_next(next, stream);
             pieces[now].copied.synchronize();
             writer.write(pieces[now].buffer.bytes().first(pieces[now].size_bytes));
+            done_bytes += pieces[now].size_bytes;
+            say_progress(false);
         }
     }
+    say_progress(true);
     writer.finish();
 }
 

@@ -14,6 +14,7 @@
 #include "pinflow/file.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/descriptor_cache.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/worker_threads.hpp"
 #include "src/load/load_plan.hpp"
@@ -35,11 +36,18 @@ struct listed_file {
     std::vector<array_listing> arrays;  ///< of any other file
 };
 
-listed_file list_file(const std::filesystem::path& path) {
+listed_file list_file(const std::filesystem::path& path, bool is_kept_open) {
+    std::error_code no_status;
+    if (std::filesystem::is_directory(path, no_status))
+        throw format_error(fmt::format("cannot load tensors of {}: it is a folder; pass the files in it",
+                                       quote(path.string(), detail::max_shown_path)));
     listed_file listed;
-    listed.file = std::make_shared<const input_file>(path);
     listed.format = format_of(path);
-    if (listed.format == file_format::safetensors) {
+    const bool is_safetensors = listed.format == file_format::safetensors;
+    // such a file may be replaced meanwhile; the others are opened by their paths when they are decoded
+    const auto check = is_safetensors && is_kept_open ? change_check::file : change_check::path;
+    listed.file = std::make_shared<const input_file>(path, check);
+    if (is_safetensors) {
         listed.header = detail::read_safetensors_header(*listed.file, detail::safetensors_metadata::kept);
     } else {
         listed.arrays = list_arrays(path);
@@ -51,9 +59,11 @@ listed_file list_file(const std::filesystem::path& path) {
 std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths) {
     std::vector<listed_file> listed(paths.size());
     std::vector<std::exception_ptr> failures(paths.size());
+    // descriptors that stay open, and others that may be closed meanwhile, share the bound
+    const bool are_kept_open = paths.size() <= detail::descriptor_cache::max_open() / 2;
     const auto list = [&](std::size_t i) {
         try {
-            listed[i] = list_file(paths[i]);
+            listed[i] = list_file(paths[i], are_kept_open);
         } catch (...) {
             failures[i] = std::current_exception();
         }
@@ -200,8 +210,9 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
         if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) detail::refuse(opened, name);
     }
     if (!matches)
-        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors has that name",
-                                           quote(pattern, detail::max_label_name), opened.stored.size()));
+        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
+                                           quote(pattern, detail::max_label_name), opened.stored.size(),
+                                           detail::name_of_files(opened)));
 }
 
 /// Whether load_options::dtype is for elements of this type.
@@ -265,6 +276,12 @@ const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
 void tensor_files::require_all() const {
     if (!opened_->refused.empty()) detail::refuse(*opened_, opened_->first_refused);
 }
+std::vector<std::string> tensor_files::refused_names() const {
+    std::vector<std::string> names;
+    for (const auto& [name, why] : opened_->refused)
+        names.push_back(name);
+    return names;
+}
 const std::map<std::string, std::string>& tensor_files::metadata() const noexcept {
     return opened_->metadata;
 }
@@ -274,8 +291,8 @@ const tensor_description& tensor_files::tensor(std::string_view name) const {
     if (const auto found = opened_->by_name().find(name); found != opened_->by_name().end())
         return opened_->descriptions[found->second];
     if (opened_->refused.contains(text)) detail::refuse(*opened_, text);
-    throw invalid_argument(fmt::format("none of the {} tensors is called {}", opened_->stored.size(),
-                                       quote(name, detail::max_label_name)));
+    throw invalid_argument(fmt::format("none of the {} tensors of {} is called {}", opened_->stored.size(),
+                                       detail::name_of_files(*opened_), quote(name, detail::max_label_name)));
 }
 
 loaded_tensors tensor_files::load(std::span<const tensor_request> requests, const device& device,

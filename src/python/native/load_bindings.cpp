@@ -234,7 +234,7 @@ using python_tensor = std::tuple<std::string, std::string, std::vector<std::uint
 
 void save(const file_name& path, const std::vector<python_tensor>& tensors,
           const std::vector<std::pair<std::string, std::string>>& metadata, const std::string& device_name,
-          std::optional<std::int64_t> consumer) {
+          std::optional<std::int64_t> consumer, const nb::object& progress) {
     std::vector<tensor_to_save> saved;
     saved.reserve(tensors.size());
     for (const auto& [name, type, shape, address] : tensors)
@@ -244,9 +244,9 @@ void save(const file_name& path, const std::vector<python_tensor>& tensors,
     const gil_release released;
     if (const auto view =
             on.kind() == device_kind::host ? std::nullopt : dlpack::consumer_stream(on, consumer)) {
-        save_tensors(path.bytes, saved, *view, texts);
+        save_tensors(path.bytes, saved, *view, texts, progress_of(progress));
     } else {
-        save_tensors(path.bytes, saved, stream(on), texts);
+        save_tensors(path.bytes, saved, stream(on), texts, progress_of(progress));
     }
 }
 
@@ -281,6 +281,13 @@ void bind_loads(nb::module_& module) {
                                                each.size_bytes));
                  return all;
              })
+        .def("refused_names",
+             [](const tensor_files& self) {
+                 nb::list names;
+                 for (const std::string& each : self.refused_names())
+                     names.append(text_of(each));
+                 return names;
+             })
         .def("metadata",
              [](const tensor_files& self) {
                  nb::dict texts;
@@ -312,7 +319,7 @@ void bind_loads(nb::module_& module) {
         nb::arg("paths"), nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
         nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
     module.def("save_tensors", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
-               nb::arg("device"), nb::arg("stream").none());
+               nb::arg("device"), nb::arg("stream").none(), nb::arg("progress").none());
 }
 
 }  // namespace pinflow::python

@@ -2,6 +2,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <stdexcept>
 #include <string>
 #include <utility>
 #include <vector>
@@ -212,7 +213,13 @@ TEST_CASE("save: what was saved is loaded again, with its metadata, tensors of n
         std::vector<tensor_to_save> saved;
         for (const device_tensor& each : loaded.tensors)
             saved.push_back({each.name(), each.dtype(), each.shape(), each.data()});
-        save_tensors(folder / "b.safetensors", saved, stream, {{"format", "pt"}});
+        std::uint64_t done_bytes = 0;
+        save_tensors(folder / "b.safetensors", saved, stream, {{"format", "pt"}},
+                     [&](std::uint64_t done, std::uint64_t total) { done_bytes = done == total ? done : 0; });
+        CHECK(done_bytes == loaded.report.size_bytes);
+        CHECK_THROWS_AS(save_tensors(folder / "c.safetensors", saved, stream, {},
+                                     [](std::uint64_t, std::uint64_t) { throw std::out_of_range("enough"); }),
+                        std::out_of_range);
         const tensor_files again({folder / "b.safetensors"});
         CHECK(again.metadata() == std::map<std::string, std::string>{{"format", "pt"}});
         const loaded_tensors reloaded = load_tensors(folder / "b.safetensors", device);
