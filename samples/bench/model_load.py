@@ -212,7 +212,9 @@ def main():
     for route in ("auto", "staged"):
         measure(f"pinflow, {route}", lambda route=route: pinflow.load_files(paths, device="cuda", route=route), size, link,
                 check)
-    print(pinflow.load_files(paths, device="cuda").report["reason"], flush=True)
+    report = {}
+    pinflow.load_files(paths, device="cuda", report=report)
+    print(report["reason"], flush=True)
     for name, load in peers_of(paths).items():
         if not arguments.only or any(word in name for word in arguments.only.split(",")):
             measure(name, load, size, link, check)

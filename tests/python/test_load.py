@@ -53,14 +53,16 @@ class LoadTest(unittest.TestCase):
                                       "small": ("U8", small.shape, small.tobytes()),
                                       "odd": ("F32", (), numpy.float32(7).tobytes()),
                                       "empty": ("I64", (0, 4), b"")}, {"format": "np"})
-        loaded = pinflow.load_file(self.path, framework="np")
+        report = {}
+        loaded = pinflow.load_file(self.path, framework="np", report=report)
+        self.assertIs(type(loaded), dict)  # what pickle and PyTorch's transforms know
         self.assertEqual(set(loaded), {"empty", "large", "small", "odd"})
         numpy.testing.assert_array_equal(loaded["large"], large)
         numpy.testing.assert_array_equal(loaded["small"], small)
         self.assertEqual(loaded["odd"], 7)
         self.assertEqual(loaded["empty"].shape, (0, 4))
-        self.assertEqual(loaded.report["bytes"], large.nbytes + small.nbytes + 4)
-        self.assertGreater(loaded.report["mapped_bytes"], 0)
+        self.assertEqual(report["bytes"], large.nbytes + small.nbytes + 4)
+        self.assertGreater(report["mapped_bytes"], 0)
         loaded["large"][0, 0] = 5  # a private page
         numpy.testing.assert_array_equal(pinflow.load_file(self.path, framework="np")["large"], large)
 
@@ -80,6 +82,8 @@ class LoadTest(unittest.TestCase):
         self.assertEqual(pinflow.load_files([self.other("rest.npz")], framework="np", names=[]), {})
         chosen = pinflow.load_files([self.other("rest.npz")], framework="np", names=["[ab]"])
         self.assertEqual(sorted(chosen), ["a", "b"])
+        for names in (iter(["a"]), {"a": 1}, ("a",)):
+            self.assertEqual(list(pinflow.load_file(self.other("rest.npz"), framework="np", names=names)), ["a"])
 
         def stop(done, total):
             raise KeyError("enough")
@@ -92,10 +96,16 @@ class LoadTest(unittest.TestCase):
         with self.assertRaisesRegex(pinflow.Unsupported, "bad"):
             pinflow.load_file(self.path, framework="np")
         self.assertEqual(list(pinflow.load_file(self.path, framework="np", names=["a"])), ["a"])
+        with pinflow.safe_open(self.path, framework="np") as model:
+            self.assertEqual((model.keys(), model.offset_keys()), (["a", "bad"], ["a", "bad"]))
+            for call in (lambda: model.get_tensor("bad"), lambda: model.get_slice("bad"), model.get_tensors):
+                with self.assertRaisesRegex(pinflow.Unsupported, "bad"):
+                    call()
         write_safetensors(self.path, {"a": ("F32", (2,), bytes(8))})
         for wrong in ({"names": "a"}, {"names": ["none"]}, {"framework": "tf"}, {"route": "fast"},
-                      {"framework": "np", "device": "cuda:0"}):
-            with self.subTest(wrong), self.assertRaises((pinflow.InvalidArgument, pinflow.DeviceError)):
+                      {"framework": "np", "device": "cuda:0"}, {"device": "meta"}, {"device": "auto"}, {"names": 1},
+                      {"names": [b"a"]}, {"names": ["\ud800"]}, {"framework": []}, {"route": None}):
+            with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
                 pinflow.load_file(self.path, **{"framework": "np", **wrong})
         with self.assertRaises(pinflow.InvalidArgument):
             pinflow.load_files(self.path)
@@ -103,13 +113,19 @@ class LoadTest(unittest.TestCase):
             pinflow.load_files([self.path, self.path], framework="np")
         with self.assertRaises(pinflow.NotFound):
             pinflow.load_file(self.other("none"), framework="np")
-        for wrong in ({"threads": -1}, {"threads": "2"}, {"dtype": int}, {"dtype": "<i4"}):
+        for wrong in ({"threads": -1}, {"threads": "2"}, {"dtype": int}, {"dtype": "<i4"}, {"dtype": ">f4"}, {"dtype": "b16"}):
             with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
                 pinflow.load_file(self.path, framework="np", **wrong)
         for call in (lambda: pinflow.load_file(self.path + "\0x"), lambda: pinflow.save_file({}, "a\0b"),
-                     lambda: pinflow.save_file([1], self.path), lambda: pinflow.save_file({1: numpy.ones(2)}, self.path)):
+                     lambda: pinflow.save_file([1], self.path), lambda: pinflow.save_file({1: numpy.ones(2)}, self.path),
+                     lambda: pinflow.safe_open(None), lambda: pinflow.safe_open({self.path: 0}),
+                     lambda: pinflow.safe_open([1]), lambda: pinflow.load_files([None])):
             with self.assertRaises(pinflow.InvalidArgument):
                 call()
+        with open(self.path, "rb") as file, self.assertRaises(pinflow.InvalidArgument):
+            pinflow.safe_open(file)
+        with self.assertRaisesRegex(pinflow.FormatError, "a folder"):
+            pinflow.load_file(self.folder.name)
         numpy.savez_compressed(self.other("damaged.npz"), a=numpy.arange(5000))
         with open(self.other("damaged.npz"), "r+b") as file:
             file.seek(200)
@@ -132,7 +148,8 @@ class LoadTest(unittest.TestCase):
             self.assertEqual(part.get_shape(), [6, 7, 8])
             self.assertEqual(part.get_dtype(), "I16")
             for key in (numpy.s_[2:4], numpy.s_[:, 1:6], numpy.s_[:, :, 3:], numpy.s_[1], numpy.s_[-1, 2:5], numpy.s_[:],
-                        numpy.s_[..., 2], numpy.s_[::2, 1:3], numpy.s_[4:2], numpy.s_[:, 3, ::-1], numpy.s_[1:3, 2:4, 5]):
+                        numpy.s_[..., 2], numpy.s_[::2, 1:3], numpy.s_[4:2], numpy.s_[:, 3, ::-1], numpy.s_[1:3, 2:4, 5],
+                        numpy.s_[numpy.int64(-2)], numpy.s_[:, numpy.int8(3)]):
                 with self.subTest(key):
                     numpy.testing.assert_array_equal(part[key], values[key])
             for key in (numpy.s_[None, 2:4], numpy.s_[numpy.array([0, 2])], numpy.s_[values[:, 0, 0] > 60, 1:3]):
@@ -141,8 +158,17 @@ class LoadTest(unittest.TestCase):
                 with self.subTest(key), self.assertRaises(IndexError):
                     part[key]
             numpy.testing.assert_array_equal(model.get_tensor("v"), values)
-            with self.assertRaises(pinflow.InvalidArgument):
-                model.get_tensor("none")
+            for name in ("none", None, b"v", "\ud800"):
+                with self.assertRaises(pinflow.InvalidArgument):
+                    model.get_tensor(name)
+            for parts in ([], {"v": (0, 0.5, 1)}, {"v": (0, 1)}, {"v": (3, 0, 1)}, {"v": (0, 0, 7)}):
+                with self.subTest(parts), self.assertRaises(pinflow.InvalidArgument):
+                    model.get_slices(parts)
+            whole = model.get_tensors()
+            self.assertEqual(sorted(whole), ["v", "w"])
+            numpy.testing.assert_array_equal(whole["v"], values)
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "closed"):
+            part[0]
         with pinflow.safe_open(self.path, framework="dlpack") as model:
             numpy.testing.assert_array_equal(numpy.from_dlpack(model.get_slice("v")[:, 1:6]), values[:, 1:6])
             numpy.testing.assert_array_equal(numpy.from_dlpack(model.get_slice("v")[0:6:1, -7:]), values)
@@ -159,10 +185,32 @@ class LoadTest(unittest.TestCase):
             numpy.testing.assert_array_equal(loaded[name], expected)
         with pinflow.safe_open(self.path, framework="np") as model:
             self.assertEqual(model.metadata(), {"format": "pt", "n": "1"})
-        for wrong in ({"a": "text"}, {"a": numpy.array([object()])}, {"a": numpy.array(["x"])}):
+        for wrong in ({"a": "text"}, {"a": numpy.array([object()])}, {"a": numpy.array(["x"])}, {"a": 5}, {"a": [1, 2]},
+                      {"a": numpy.ones(2, complex)}, {"\ud800": numpy.ones(2)}):
             with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
                 pinflow.save_file(wrong, self.path)
+        for wrong in ({"step": 1}, {1: "a"}, {"a": None}, {"a": "\ud800"}, [("a", "b")]):
+            with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
+                pinflow.save_file(tensors, self.path, wrong)
+
+        def stop(done, total):
+            raise KeyError("enough")
+
+        with self.assertRaises(KeyError):
+            pinflow.save_file({"other": numpy.ones(3)}, self.path, progress=stop)
+        self.assertEqual(os.listdir(self.folder.name), ["model.safetensors"])
         self.assertEqual(sorted(pinflow.load_file(self.path, framework="np")), sorted(tensors))
+
+    def test_a_safetensors_file_may_be_replaced_while_it_is_open(self):
+        pinflow.save_file({"a": numpy.zeros(4), "b": numpy.ones(4)}, self.path)
+        with pinflow.safe_open(self.path, framework="np") as model:
+            pinflow.save_file({"a": model.get_tensor("a")}, self.path)
+            numpy.testing.assert_array_equal(model.get_tensor("b"), numpy.ones(4))
+        with pinflow.safe_open(self.path, framework="np") as model:
+            with open(self.path, "ab") as file:
+                file.write(b"more")
+            with self.assertRaisesRegex(pinflow.DataChanged, "has changed since it was opened"):
+                model.get_tensor("a")
 
     def test_tensors_for_other_libraries(self):
         values = numpy.arange(4, dtype=numpy.float32)

@@ -36,8 +36,10 @@ from ._errors import (
     SystemFailure,
     Unsupported,
 )
-from ._load import DeviceTensor, LoadedTensors, load_file, load_files, safe_open, save_file
+from ._load import DeviceTensor, load_file, load_files
 from ._loader import Batch, Loader, Report, Tensor
+from ._safe_open import safe_open
+from ._save import save_file
 from ._table import RowTable
 from ._tool import convert
 from ._train import FlatParameters
@@ -47,7 +49,7 @@ __version__: str = _native.version
 __all__ = [
     "AllSlotsLeased", "AlreadyThere", "Array", "Batch", "DataChanged", "DeviceError", "DeviceTensor", "EmbeddingLease",
     "EmbeddingTable", "Error",
-    "FatalDeviceError", "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "LoadedTensors", "Loader",
+    "FatalDeviceError", "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "Loader",
     "NotFound", "NotPermitted", "Report", "RowSource", "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported",
     "concatenate", "convert", "devices", "list", "load_file", "load_files", "no_cuda_reason", "open", "safe_open", "save",
     "save_file", "stack",

@@ -1,0 +1,188 @@
+"""Loading the tensors of a model one by one, or in part."""
+
+from __future__ import annotations
+
+import builtins
+import functools
+import numbers
+import os
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+
+from . import _native
+from ._arrays import PathLike
+from ._errors import InvalidArgument, Unsupported
+from ._load import device_name, framework_of, is_name, load_with, path_texts
+from ._tensor_types import FORMAT_NAMES
+
+#: A tensor to load: its name, the axis of a slice or -1, its begin and end, and the type to cast to or "".
+_Request = Tuple[str, int, int, int, str]
+
+
+class TensorSlice:
+    """A tensor of a file of which parts are loaded: `part[:, 10:20]`. Made by `safe_open.get_slice`."""
+
+    def __init__(self, opened: safe_open, name: str) -> None:
+        self._opened = opened
+        self._name = name
+
+    def get_shape(self) -> List[int]:
+        """The lengths of the axes of the whole tensor."""
+        return builtins.list(self._opened._shape(self._name))
+
+    def get_dtype(self) -> str:
+        """The type as safetensors files name it, such as 'BF16'."""
+        spelling = self._opened._types[self._name]
+        return FORMAT_NAMES.get(spelling, spelling)
+
+    def __getitem__(self, key: Any) -> Any:
+        """The elements that `key` selects. Of the first axis that a number or a slice of step 1 restricts, only the needed
+        range is read. All other axes are read whole, and indexed afterwards. With any other key, such as None, a list
+        or a mask, the whole tensor is read. Of chunked HDF5 datasets, all chunks with a needed row are decoded; of a
+        .npz member that must be decoded or reordered, everything."""
+        request, rest = self._request_of(key)
+        if self._opened._framework != "dlpack":
+            return self._opened._load(request)[rest]
+        if not all(isinstance(each, slice) and each == slice(None) for each in rest):
+            raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
+                              "that another library makes of it")
+        return self._opened._load(request)
+
+    def _request_of(self, key: Any) -> Tuple[_Request, Tuple[Any, ...]]:
+        """What is loaded, and the index into it that remains."""
+        keys = key if isinstance(key, tuple) else (key,)
+        whole: _Request = (self._name, -1, 0, 0, "")
+        # other keys, such as None and masks, take no axis or several
+        if not all(each is Ellipsis or isinstance(each, slice) or _is_number(each) for each in keys):
+            return whole, keys
+        shape = self._opened._shape(self._name)
+        dots = [at for at, each in enumerate(keys) if each is Ellipsis]
+        if len(dots) > 1:
+            raise IndexError("an index has one Ellipsis at most")
+        if dots:
+            keys = (*keys[:dots[0]], *(slice(None),) * (len(shape) - len(keys) + 1), *keys[dots[0] + 1:])
+        if len(keys) > len(shape):
+            raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
+        parts = [_part_of(each, shape[axis]) for axis, each in enumerate(keys)]
+        rest = [part[2] if part[:2] == (0, length) else each for part, each, length in zip(parts, keys, shape)]
+        for axis, (begin, end, inside) in enumerate(parts):
+            if (begin, end) != (0, shape[axis]):
+                rest[axis] = inside
+                return (self._name, axis, begin, end, ""), tuple(rest)
+        return whole, tuple(rest)
+
+
+def _is_number(key: Any) -> bool:
+    return isinstance(key, numbers.Integral) and not isinstance(key, bool)
+
+
+def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
+    """The range (begin, end) along an axis that contains what `key` selects, and the key that selects it within this
+    range."""
+    if isinstance(key, slice) and key.step in (None, 1):
+        begin, end, _ = key.indices(length)
+        return begin, max(begin, end), slice(None)
+    if _is_number(key):
+        index = int(key) + length if key < 0 else int(key)
+        if not 0 <= index < length:
+            raise IndexError(f"index {key} is out of range for an axis of length {length}")
+        return index, index + 1, 0
+    return 0, length, key
+
+
+class safe_open:  # named as in safetensors, whose place it takes
+    """Opens a file, or several, by their headers; tensors are loaded one by one, or in part.
+
+        with pinflow.safe_open("model.safetensors", framework="pt", device="cuda:0") as model:
+            for name in model.keys():
+                weight = model.get_tensor(name)
+
+    A safetensors file may be replaced by another one meanwhile. A file that is written to is an error (DataChanged).
+
+    Args:
+        filename: the file, or a list of files. No two may have a tensor of the same name.
+        framework, device: as for `load_files`.
+    """
+
+    def __init__(self, filename: Union[PathLike, Sequence[PathLike]], framework: Optional[str] = None,
+                 device: Any = "cpu") -> None:
+        is_one = isinstance(filename, (str, bytes, os.PathLike))
+        opened = _native.tensor_files(path_texts([filename] if is_one else filename))  # type: ignore[list-item, arg-type]
+        listed = opened.tensors()
+        self._opened: Optional[_native.TensorFiles] = opened
+        self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
+        self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
+        self._framework = framework_of(framework, device_name(device))
+        self._device = device
+
+    def __enter__(self) -> safe_open:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened = None
+
+    @property
+    def _files(self) -> _native.TensorFiles:
+        if self._opened is None:
+            raise InvalidArgument("the files of this safe_open have been closed")
+        return self._opened
+
+    def keys(self) -> List[str]:
+        """The names of the tensors, sorted. Some may be of a type that pinflow lacks: `get_tensor` refuses them."""
+        return sorted(self.offset_keys())
+
+    def offset_keys(self) -> List[str]:
+        """The same names, file by file, of a safetensors file in the order of their data; then those that `get_tensor`
+        refuses."""
+        return [*self._types, *self._files.refused_names()]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.keys())
+
+    def metadata(self) -> Optional[Dict[str, str]]:
+        """The text metadata of the safetensors files; None if there is none. Of equal keys, the first file's counts."""
+        return self._files.metadata() or None
+
+    def get_tensor(self, name: str) -> Any:
+        """Loads one tensor."""
+        self._shape(name)
+        return self._load((name, -1, 0, 0, ""))
+
+    def get_tensors(self) -> Dict[str, Any]:
+        """Loads all tensors together, which is faster than one by one."""
+        return self._load_all([(name, -1, 0, 0, "") for name in self.offset_keys()])
+
+    def get_slice(self, name: str) -> TensorSlice:
+        """A tensor of which parts are loaded by indexing."""
+        self._shape(name)
+        return TensorSlice(self, name)
+
+    def get_slices(self, slices: Dict[str, Tuple[int, int, int]]) -> Dict[str, Any]:
+        """Loads parts of several tensors together, which is faster than one by one: for each name an axis, and the
+        indices begin and end along it. What a rank of tensor parallelism needs."""
+        if not isinstance(slices, dict):
+            raise InvalidArgument(f"slices are given by name, in a dict, not in a {type(slices).__name__}")
+        requests: List[_Request] = []
+        for name, part in slices.items():
+            shape = self._shape(name)
+            if not isinstance(part, tuple) or len(part) != 3 or not all(_is_number(each) for each in part):
+                raise InvalidArgument(f"a slice is (axis, begin, end), not {part!r}")
+            axis, begin, end = (int(each) for each in part)
+            if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
+                raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {axis}")
+            requests.append((name, axis, begin, end, ""))
+        return self._load_all(requests)
+
+    def _shape(self, name: str) -> Tuple[int, ...]:
+        if not is_name(name):
+            raise InvalidArgument(f"there is no tensor {name!r}")
+        shape = self._shapes.get(name)
+        if shape is None:
+            self._files.check(name)  # says why
+            raise InvalidArgument(f"there is no tensor {name!r}")
+        return shape
+
+    def _load_all(self, requests: List[_Request]) -> Dict[str, Any]:
+        return load_with(functools.partial(self._files.load, requests), self._device, self._framework)
+
+    def _load(self, request: _Request) -> Any:
+        return self._load_all([request])[request[0]]

@@ -1,0 +1,109 @@
+"""Saving tensors."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+from typing import Any, Dict, List, Optional, Tuple
+
+from . import _native
+from ._arrays import PathLike, bytes_of, elements_of, numpy_type, spelling_of
+from ._errors import InvalidArgument
+from ._load import DeviceTensor, Progress, path_text
+from ._streams import consumer_stream
+from ._tensor_types import FORMAT_NAMES, SPELLINGS
+
+
+def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None, *,
+              progress: Optional[Progress] = None) -> None:
+    """Writes tensors to a safetensors file, which appears under its name complete or not at all, and is durable then.
+    Takes the place of safetensors.torch.save_file. Bytes pass through 32 MiB of host memory.
+
+    Args:
+        tensors: PyTorch tensors, DeviceTensors or numpy arrays, all on one device. Those that are not contiguous are
+            copied first. Tensors that share memory are written each by itself.
+        metadata: texts by name.
+        progress: called with the bytes written and all bytes, at most ten times a second, and at the end. If it raises,
+            or at Ctrl-C, the file is not written.
+
+    Raises:
+        InvalidArgument: tensors of several devices, metadata that is no text, or a type that cannot be saved.
+    """
+    if not isinstance(tensors, dict):
+        raise InvalidArgument(f"save_file takes tensors by name, a dict, not {type(tensors).__name__}")
+    entries: List[Tuple[str, str, List[int], int]] = []
+    kept: List[Any] = []
+    devices: Dict[str, str] = {}
+    for name, tensor in tensors.items():
+        entry, owner, device = _entry_of(name, tensor)
+        entries.append(entry)
+        kept.append(owner)
+        devices.setdefault(device, name)
+    if len(devices) > 1:
+        (one, first), (other, second) = builtins.list(devices.items())[:2]
+        raise InvalidArgument(f"the tensor {first!r} is on {one} and {second!r} on {other}; save_file takes one device")
+    device = next(iter(devices), "host")
+    gpu = None if device == "host" else int(device.split(":")[1])
+    texts = _texts_of({} if metadata is None else metadata)
+    # larger types first, so that every tensor begins at a multiple of its type's size
+    entries.sort(key=lambda each: (-_item_size(each[1]), each[0]))
+    _native.save_tensors(path_text(filename), entries, texts, device, consumer_stream(None, gpu)[0],
+                         progress)
+
+
+def _texts_of(metadata: Any) -> List[Tuple[str, str]]:
+    if not isinstance(metadata, dict):
+        raise InvalidArgument(f"metadata are texts by name, in a dict, not in a {type(metadata).__name__}")
+    for text in (each for item in metadata.items() for each in item):
+        if not isinstance(text, str) or not _is_unicode(text):
+            raise InvalidArgument(f"metadata are texts by name, and {text!r} is no text")
+    return builtins.list(metadata.items())
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether the text has no halves of surrogate pairs."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], Any, str]:
+    """(name, type, shape, address), the owner of the memory, and the device."""
+    torch: Any = sys.modules.get("torch")
+    if not isinstance(name, str) or not _is_unicode(name):
+        raise InvalidArgument(f"the names of tensors are texts, not {name!r}")
+    if torch is not None and isinstance(tensor, torch.Tensor):
+        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
+            raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "
+                                  "a CUDA device can be saved")
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
+        if spelling is None:
+            raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which pinflow cannot save")
+        device = "host" if flat.device.type == "cpu" else f"cuda:{flat.device.index}"
+        return (name, spelling, builtins.list(flat.shape), flat.data_ptr()), flat, device
+    if isinstance(tensor, DeviceTensor):
+        native = tensor._tensor
+        return (name, native.dtype, builtins.list(native.shape), native.address), tensor, native.device
+    import numpy
+
+    if not hasattr(tensor, "__array_interface__") and not hasattr(tensor, "__array__"):
+        raise InvalidArgument(f"{name!r} is no tensor or array, but {type(tensor).__name__}")
+    try:
+        array = elements_of(tensor)
+    except InvalidArgument as failure:
+        raise InvalidArgument(f"the tensor {name!r}: {failure}") from None
+    spelling = spelling_of(array.dtype.newbyteorder("="))
+    if spelling not in FORMAT_NAMES:
+        raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save")
+    contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
+    if not contiguous.dtype.isnative:
+        contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
+    flat = bytes_of(contiguous)
+    return (name, spelling, builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
+
+
+def _item_size(spelling: str) -> int:
+    return numpy_type(spelling).itemsize

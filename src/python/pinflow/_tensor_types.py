@@ -1,0 +1,53 @@
+"""The types of tensors, as the library, PyTorch, numpy and safetensors files spell them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ._arrays import spelling_of
+from ._errors import InvalidArgument, Unsupported
+
+#: How the library spells the types of PyTorch.
+TORCH_TYPES = {
+    "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16", "<i4": "int32", "<u4": "uint32",
+    "<i8": "int64", "<u8": "uint64", "<f2": "float16", "<f4": "float32", "<f8": "float64", "bfloat16": "bfloat16",
+    "<c8": "complex64", "<c16": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+}
+SPELLINGS = {name: spelling for spelling, name in TORCH_TYPES.items()}
+#: The names of types in safetensors files.
+FORMAT_NAMES = {
+    "|b1": "BOOL", "|i1": "I8", "|u1": "U8", "<i2": "I16", "<u2": "U16", "<i4": "I32", "<u4": "U32", "<i8": "I64",
+    "<u8": "U64", "<f2": "F16", "<f4": "F32", "<f8": "F64", "bfloat16": "BF16", "<c8": "C64",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+}
+
+
+def torch_type(torch: Any, spelling: str, name: str) -> Any:
+    """PyTorch's type of the tensor `name`."""
+    found = getattr(torch, TORCH_TYPES.get(spelling, ""), None)
+    if found is None:
+        raise Unsupported(f"the tensor {name!r} has elements of {spelling}, which this PyTorch lacks")
+    return found
+
+
+def float_spelling(dtype: Any) -> str:
+    """How the library spells a type of floating-point numbers, of PyTorch, numpy or safetensors.
+
+    Raises:
+        InvalidArgument: it is another type.
+    """
+    text = str(dtype)
+    formats = {name: spelling for spelling, name in FORMAT_NAMES.items()}
+    spelling: Any
+    if text.startswith("torch."):
+        spelling = SPELLINGS.get(text[len("torch."):])
+    elif text.upper() in formats:
+        spelling = formats[text.upper()]
+    else:
+        try:
+            spelling = spelling_of(dtype)
+        except (TypeError, ValueError):
+            spelling = None
+    if spelling not in ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+        raise InvalidArgument(f"dtype is a little-endian type of floating-point numbers, not {text}")
+    return str(spelling)
