@@ -66,8 +66,9 @@ struct link_profile {
     std::uint64_t min_buffered_bytes = 1 << 20;
     unsigned max_staging_buffers = 32;  ///< more threads than 16 were not measured; they share these
     /// On the host, for each thread of the loader: copying takes some 100 us, waking a thread 10 us. Slots
-    /// are reused sooner if groups are small, so that more of their memory is still in the CPU's cache.
-    std::uint64_t host_group_bytes = 1 << 20;
+    /// are reused sooner if groups are small, so that more of their memory is still in the CPU's cache: with
+    /// 4 MiB, one machine was slower by a fifth, and another one faster by as much.
+    std::uint64_t host_group_bytes = 2 << 20;
     std::uint64_t max_host_group_bytes = 4 << 20;  ///< on the host: more threads fill several groups
     unsigned max_group_batches = 64;
     unsigned groups_of_slots = 4;           ///< for a GPU: groups that the slots form; 8 are slower
