@@ -28,7 +28,8 @@ void read_all(const row_reader& reader, std::byte* destination, const std::funct
         if (is_stopped()) return;
         std::vector<std::uint64_t> ids(std::min(task_rows, row_count - task * task_rows));
         std::iota(ids.begin(), ids.end(), task * task_rows);
-        static_cast<void>(reader.read(ids, destination + ids[0] * source.row_size_bytes()));
+        read_session session;
+        static_cast<void>(reader.read(ids, destination + ids[0] * source.row_size_bytes(), session));
     });
     source.check_unchanged();
 }

@@ -1,13 +1,10 @@
 #include "loader/row_reader.hpp"
 
-#include <sys/resource.h>
-
 #include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
 
-#include "loader/thread_time.hpp"
 #include "pinflow/fault_guard.hpp"
 #include "src/core/fault_guard.hpp"
 #include "src/core/system.hpp"
@@ -15,13 +12,6 @@
 namespace pinflow::detail {
 
 namespace {
-
-/// The number of this thread's page faults that needed a read from storage.
-long storage_faults() noexcept {
-    ::rusage usage{};
-    ::getrusage(RUSAGE_THREAD, &usage);
-    return usage.ru_majflt;
-}
 
 /// Consecutive rows are copied as one piece if at least this many are next in the list.
 constexpr std::uint64_t min_run_rows = 8;
@@ -50,25 +40,33 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
       // are neither reported nor measured, and count as time of the CPU.
       source_reports_waits_(!source_->extents().empty() || source_->memory_bytes() > 0) {}
 
-std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination) const {
+std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, std::byte* destination,
+                                          read_session& session) const {
     access_facts rows{.is_mapped = is_mapped_ && row_size_bytes_ != 0,
                       .is_file_backed = is_file_backed_,
                       .has_waited_lately = reads_left_.load(std::memory_order_relaxed) != 0};
-    // Asked only if it matters, because the answer takes a system call. If a test simulates storage with a
+    // Asked only if it matters, because the answer takes system calls. If a test simulates storage with a
     // hook, use reads, because only reads call the hook.
-    if (rows.is_mapped && rows.is_file_backed && !rows.has_waited_lately)
-        rows.can_be_guarded = is_guarded_thread() && !system::hook_is_installed();
-    if (plan_access(rows) == row_access::source) return read_from_source(ids, destination);
+    if (rows.is_mapped && rows.is_file_backed && !rows.has_waited_lately) {
+        if (!session.can_be_guarded)
+            session.can_be_guarded = is_guarded_thread() && !system::hook_is_installed();
+        rows.can_be_guarded = *session.can_be_guarded;
+    }
+    const auto read_rows = [&] {
+        session.timer.reset();  // the source's wait is not one of copies
+        return read_from_source(ids, destination);
+    };
+    if (plan_access(rows) == row_access::source) return read_rows();
     const bool may_wait = is_file_backed_;
-    const long faults_before = may_wait ? storage_faults() : 0;
-    std::optional<blocked_timer> timer;
-    if (may_wait) timer.emplace();
+    if (may_wait && !session.timer) session.timer.emplace();
     // a row that is not mapped is read; so is a row that was lost with a part of its file, and the read
     // throws
-    if (!copy(ids, destination)) return read_from_source(ids, destination);
-    if (!may_wait || storage_faults() == faults_before) return {};
+    if (!copy(ids, destination)) return read_rows();
+    if (!may_wait || !session.timer->has_faulted()) return {};
     reads_left_.store(thresholds.reads_after_wait, std::memory_order_relaxed);
-    return timer->blocked();
+    const std::chrono::nanoseconds waited = session.timer->blocked();
+    session.timer.reset();
+    return waited;
 }
 
 bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination) const {

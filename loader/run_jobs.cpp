@@ -68,11 +68,12 @@ class job_run {
     void run(std::span<const read_job> task) {
         const auto before = run_clock::now();
         const std::chrono::nanoseconds opening_before = time_spent_opening();
+        read_session session;
         if (buffers_ != nullptr && task.front().is_buffered()) {
-            fill_buffer(task);
+            fill_buffer(task, session);
         } else {
             for (const read_job& job : task)
-                read(job, job.destination);
+                read(job, job.destination, session);
         }
         files_ns_ += (time_spent_opening() - opening_before).count();
         total_ns_ += std::chrono::nanoseconds(run_clock::now() - before).count();
@@ -105,10 +106,10 @@ class job_run {
 
  private:
     /// @return whether all rows were read.
-    bool read(const read_job& job, std::byte* destination) {
+    bool read(const read_job& job, std::byte* destination, read_session& session) {
         if (pool_.stopped()) return false;  // this batch will not be delivered
         try {
-            storage_ns_ += job.reader->read(job.ids, destination).count();
+            storage_ns_ += job.reader->read(job.ids, destination, session).count();
             return true;
         } catch (...) {
             set_error(job);
@@ -116,7 +117,7 @@ class job_run {
         }
     }
 
-    void fill_buffer(std::span<const read_job> task) {
+    void fill_buffer(std::span<const read_job> task, read_session& session) {
         try {
             const auto asked = run_clock::now();
             const staging_buffers::lease buffer = buffers_->take();
@@ -127,7 +128,7 @@ class job_run {
                 // isolated: a source may use threads, and while it waits for them this one must not take
                 // another buffer
                 bool is_read = false;
-                tbb::this_task_arena::isolate([&] { is_read = read(job, next); });
+                tbb::this_task_arena::isolate([&] { is_read = read(job, next, session); });
                 if (!is_read) continue;
                 filled.push_back({job.on_device, next, job.size_bytes()});
                 next += job.size_bytes();

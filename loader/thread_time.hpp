@@ -12,12 +12,15 @@ class blocked_timer {
 
     /// The time for which this thread was blocked since construction. Call it on the same thread.
     std::chrono::nanoseconds blocked() const noexcept;
+    /// Whether a page fault of this thread since construction had to read from storage.
+    bool has_faulted() const noexcept;
 
  private:
     struct reading {
         std::chrono::nanoseconds wall;
         std::chrono::nanoseconds cpu;
         long voluntary_switches;
+        long major_faults;
     };
     static reading now() noexcept;
 

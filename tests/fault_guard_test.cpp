@@ -266,14 +266,15 @@ TEST_CASE("fault guard: rows are read right with any handler, and a truncated fi
             std::iota(ids.rbegin(), ids.rend(), 0);
             std::vector<std::uint64_t> rows(ids.size() * 64);
             auto* const target = reinterpret_cast<std::byte*>(rows.data());
-            reader.read(ids, target);
+            detail::read_session session;
+            reader.read(ids, target, session);
             for (std::size_t i = 0; i < rows.size(); ++i) {
                 if (rows[i] != ids[i / 64]) return 1;
             }
             for (const std::uint64_t size : {1'500'000U, 4096U, 100U, 0U}) {
                 std::filesystem::resize_file(path, size);
                 try {
-                    reader.read(ids, target);
+                    reader.read(ids, target, session);
                     return 2;
                 } catch (const data_changed&) {
                 }
