@@ -152,9 +152,12 @@ TEST_CASE("embedding table: a stream that is being captured into a graph is refu
     backend.captured = stream.view().native_handle();
     CHECK_THROWS_AS(table.fetch(ids, stream), unsupported);
     CHECK_THROWS_AS(table.fetch(row_ids::on_device(ids.data(), 2), stream), unsupported);
-    CHECK_THROWS_AS(table.write_back(std::move(lease), stream), unsupported);  // ends the lease
+    CHECK_THROWS_AS(table.write_back(std::move(lease), stream), unsupported);
     CHECK(backend.captured_events == 0);
     backend.captured = nullptr;
+    CHECK(lease.is_valid());
+    table.write_back(std::move(lease), stream);
+    CHECK_FALSE(lease.is_valid());
     CHECK(table.fetch(ids, stream).row_count() == 2);
 }
 
@@ -297,6 +300,10 @@ TEST_CASE("embedding table: wrong ids, leases and options are refused, and nothi
         CHECK_THROWS_AS(table.commit(std::move(second), nullptr, dtype::of<float>(), stream),
                         invalid_argument);
         CHECK(weights_of(table, all_ids(10)) == std::vector<std::byte>(160));
+        for (embedding_lease* const refused : {&lease, &second}) {
+            CHECK(refused->is_valid());
+            const embedding_lease dropped = std::move(*refused);
+        }
         // all steps are leased
         std::vector<embedding_lease> leases;
         for (int i = 0; i < 4; ++i)

@@ -19,7 +19,7 @@ namespace {
 /// @throws device_error in a forked process: a thread that does not exist there may have locked it.
 std::unique_lock<std::mutex> locked(::pid_t process, std::mutex& call_mutex) {
     if (::getpid() != process)
-        throw device_error("cannot use an embedding table in a forked process: make one there");
+        throw device_error("cannot use an embedding table in a forked process: it belongs to the parent");
     return std::unique_lock(call_mutex);
 }
 
@@ -32,8 +32,12 @@ embedding_lease::embedding_lease(embedding_lease&&) noexcept = default;
 embedding_lease& embedding_lease::operator=(embedding_lease&&) noexcept = default;
 embedding_lease::~embedding_lease() = default;
 
+bool embedding_lease::is_valid() const noexcept {
+    return state_ && state_->step != nullptr;
+}
+
 const embedding_lease::state& embedding_lease::valid() const {
-    if (!state_ || state_->step == nullptr)
+    if (!is_valid())
         throw invalid_argument(
             "cannot use a lease of an embedding table that was committed, written back or moved");
     return *state_;
@@ -111,7 +115,7 @@ embedding_lease embedding_table::fetch(row_ids ids, stream_view stream) {
     return embedding_lease(std::make_unique<embedding_lease::state>(state_, step, stream));
 }
 
-void embedding_table::commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
+void embedding_table::commit(embedding_lease&& lease, const std::byte* gradients, const pinflow::dtype& type,
                              stream_view stream) {
     state& table = valid();
     const auto lock = locked(table.process, table.call_mutex);
@@ -119,19 +123,22 @@ void embedding_table::commit(embedding_lease lease, const std::byte* gradients, 
     if (lease.state_->table != state_)
         throw invalid_argument("cannot commit a lease of another embedding table");
     table.check_stream(stream);
+    table.check_gradients(step, gradients, type);
+    const embedding_lease ended = std::move(lease);
     table.commit(step, gradients, type, stream);
-    lease.state_->step = nullptr;
+    ended.state_->step = nullptr;
 }
 
-void embedding_table::write_back(embedding_lease lease, stream_view stream) {
+void embedding_table::write_back(embedding_lease&& lease, stream_view stream) {
     state& table = valid();
     const auto lock = locked(table.process, table.call_mutex);
     detail::table_step& step = *lease.valid().step;
     if (lease.state_->table != state_)
         throw invalid_argument("cannot write back a lease of another embedding table");
     table.check_stream(stream);
+    const embedding_lease ended = std::move(lease);
     table.write_back(step, stream);
-    lease.state_->step = nullptr;
+    ended.state_->step = nullptr;
 }
 
 void embedding_table::set_rate(double rate, stream_view stream) {

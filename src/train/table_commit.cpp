@@ -11,12 +11,16 @@ using detail::table_step;
 
 // How rows go back: commits and leases of one's own rules, and how leases end.
 
+void embedding_table::state::check_gradients(const table_step& step, const std::byte* gradients,
+                                             const pinflow::dtype& type) const {
+    static_cast<void>(detail::weight_type_of(type));
+    if (step.row_count != 0 && gradients == nullptr)
+        throw invalid_argument("cannot commit null gradients to an embedding table");
+}
+
 void embedding_table::state::commit(table_step& step, const std::byte* gradients, const pinflow::dtype& type,
                                     stream_view stream) {
     throw_wrong_ids(step);
-    const detail::flat_type gradient_type = detail::weight_type_of(type);
-    if (step.row_count != 0 && gradients == nullptr)
-        throw invalid_argument("cannot commit null gradients to an embedding table");
     stream.wait(step.ready);
     stream.wait(rate_set_);
     while (!step.newer.empty())  // commits of other leases, since the fetch
@@ -32,7 +36,7 @@ void embedding_table::state::commit(table_step& step, const std::byte* gradients
         work.position_count = step.position_count;
         work.sums = reinterpret_cast<float*>(step.sums.data());
         work.gradients = gradients;
-        work.gradient_type = gradient_type;
+        work.gradient_type = detail::weight_type_of(type);
         device.backend().update_records(work, stream.native_handle());
     }
     write(step, stream);

@@ -55,6 +55,8 @@ struct embedding_table::state {
     void save(const std::filesystem::path& path);
     void load(const std::filesystem::path& path);
     void check_stream(stream_view stream) const;
+    void check_gradients(const detail::table_step& step, const std::byte* gradients,
+                         const pinflow::dtype& type) const;
     void synchronize();
 
     embedding_options options;

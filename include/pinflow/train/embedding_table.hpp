@@ -68,6 +68,8 @@ class embedding_lease {
     embedding_lease& operator=(const embedding_lease&) = delete;
     ~embedding_lease();
 
+    /// Whether it was not committed, written back or moved: otherwise no other member may be used.
+    bool is_valid() const noexcept;
     /// The number of different ids. If the ids of the fetch were in device memory, only the device knows it:
     /// then this is position_count(), and rows from *device_row_count() on are undefined.
     std::uint64_t row_count() const;
@@ -174,13 +176,14 @@ class embedding_table {
     /// float32, float16 or bfloat16.
     /// @throws invalid_argument for a lease of another table, for a stream of another device, for null
     /// gradients, and for wrong ids in device memory, if the device has finished their fetch.
+    /// A lease that is refused for one of these reasons, except for wrong ids, is still valid.
     /// @throws unsupported for gradients of another type.
-    void commit(embedding_lease lease, const std::byte* gradients, const pinflow::dtype& type,
+    void commit(embedding_lease&& lease, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
     /// Writes back what the caller has written to the weights of the lease; what others have committed to its
     /// rows since the fetch is lost.
     /// @throws invalid_argument for leases, streams and ids as `commit`.
-    void write_back(embedding_lease lease, stream_view stream);
+    void write_back(embedding_lease&& lease, stream_view stream);
     /// The rate of all later commits, on any stream.
     /// @throws invalid_argument if it is negative or not finite.
     void set_rate(double rate, stream_view stream);

@@ -54,21 +54,18 @@ class python_lease {
     python_lease& operator=(const python_lease&) = delete;
     ~python_lease() {
         const gil_release released;
-        lease_.reset();
+        const embedding_lease ended = std::move(lease_);
     }
 
-    const embedding_lease& get() const {
-        if (!lease_) throw invalid_argument("the rows were committed or released already");
-        return *lease_;
+    embedding_lease& get() {
+        if (!is_valid()) throw invalid_argument("the rows were committed or released already");
+        return lease_;
     }
-    bool is_valid() const noexcept { return lease_.has_value(); }
-    embedding_lease take() {
-        static_cast<void>(get());
-        return *std::exchange(lease_, std::nullopt);
-    }
+    bool is_valid() const noexcept { return lease_.is_valid(); }
+    void release() { const embedding_lease released = std::move(get()); }
 
  private:
-    std::optional<embedding_lease> lease_;
+    embedding_lease lease_;
 };
 
 /// A table. On the host device it owns the stream that all calls use. On CUDA, a call without a stream uses
@@ -129,32 +126,28 @@ void with_path(python_embeddings& self, const file_name& path) {
 
 void bind_embedding_tables(nb::module_& module) {
     nb::class_<python_lease>(module, "EmbeddingLease")
+        .def_prop_ro("weights_address",
+                     [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().weights()); })
+        .def_prop_ro("row_count", [](python_lease& self) { return self.get().row_count(); })
+        .def_prop_ro("stride_bytes", [](python_lease& self) { return self.get().stride_bytes(); })
+        .def_prop_ro("positions_address",
+                     [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().positions()); })
+        .def_prop_ro("position_count", [](python_lease& self) { return self.get().position_count(); })
         .def_prop_ro(
-            "weights_address",
-            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().weights()); })
-        .def_prop_ro("row_count", [](const python_lease& self) { return self.get().row_count(); })
-        .def_prop_ro("stride_bytes", [](const python_lease& self) { return self.get().stride_bytes(); })
-        .def_prop_ro(
-            "positions_address",
-            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().positions()); })
-        .def_prop_ro("position_count", [](const python_lease& self) { return self.get().position_count(); })
-        .def_prop_ro("device_row_count_address",
-                     [](const python_lease& self) {
-                         return std::bit_cast<std::uintptr_t>(self.get().device_row_count());
-                     })
+            "device_row_count_address",
+            [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_row_count()); })
         .def_prop_ro(
             "device_ids_address",
-            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
+            [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
         .def("ids",
-             [](const python_lease& self) {
+             [](python_lease& self) {
                  const auto ids = self.get().ids();
                  return nb::bytes(ids.data(), ids.size_bytes());
              })
         .def("is_valid", [](const python_lease& self) { return self.is_valid(); })
         .def("release", [](python_lease& self) {
-            std::optional<embedding_lease> taken = self.take();
             const gil_release released;
-            taken.reset();
+            self.release();
         });
     nb::class_<python_embeddings>(module, "EmbeddingTable")
         .def(
@@ -213,9 +206,9 @@ void bind_embedding_tables(nb::module_& module) {
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,
                const std::string& type, stream_number stream) {
                 const dtype of_gradients = dtype::parse(type);
-                embedding_lease taken = lease.take();
+                embedding_lease& held = lease.get();
                 self.run(stream, [&](embedding_table& table, stream_view on) {
-                    table.commit(std::move(taken), std::bit_cast<const std::byte*>(gradients), of_gradients,
+                    table.commit(std::move(held), std::bit_cast<const std::byte*>(gradients), of_gradients,
                                  on);
                 });
             },
@@ -223,9 +216,9 @@ void bind_embedding_tables(nb::module_& module) {
         .def(
             "write_back",
             [](python_embeddings& self, python_lease& lease, stream_number stream) {
-                embedding_lease taken = lease.take();
+                embedding_lease& held = lease.get();
                 self.run(stream, [&](embedding_table& table, stream_view on) {
-                    table.write_back(std::move(taken), on);
+                    table.write_back(std::move(held), on);
                 });
             },
             nb::arg("lease"), nb::arg("stream").none())
