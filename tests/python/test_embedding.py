@@ -1,9 +1,13 @@
 """Tests of the embedding table, on each device. They need PyTorch."""
 
+import copy
+import gc
 import os
+import pickle
 import tempfile
 import threading
 import unittest
+import weakref
 
 import numpy as np
 
@@ -311,6 +315,96 @@ class EmbeddingTableTest(unittest.TestCase):
                 half = pinflow.EmbeddingTable(150, 3, dtype="float16", device=device)
                 half.import_weights(path)
                 self.assertEqual(half.weights([140]).tolist(), [[4, 5, 6]])
+
+    def test_graphs_that_live_on_do_not_stop_a_table(self):
+        for device in DEVICES:
+            table = pinflow.EmbeddingTable(100, 3, weights=("normal", 0, 1), device=device)
+            module = table.module()
+            kept = [module([1, 2])]
+            for step in range(10):
+                loss = module([step, 3]).square().sum()
+                loss.backward()
+                if step == 2:
+                    table.zero_grad()  # as a gradient scaler does
+                else:
+                    table.step()
+                kept.append(loss)
+            loss = module([4]).sum()
+            loss.backward()
+            table.set_weights([5], [[1, 1, 1]])
+            table.grow(120)
+            table.step()
+            lease = table.fetch([1])
+            with self.assertRaisesRegex(pinflow.AllSlotsLeased, "4 steps"):
+                for _ in range(10):
+                    table.commit(table.fetch([2]), torch.ones(1, 3, device=table._torch_device))
+            lease.release()
+
+    def test_embeddings_can_be_changed_in_place(self):
+        for device in DEVICES:
+            table = pinflow.EmbeddingTable(10, 3, optimizer="sgd", lr=1.0, weights=("uniform", -1, 1), device=device)
+            before = table.weights(range(10))
+            model = torch.nn.Sequential(table.module(), torch.nn.ReLU(inplace=True))
+            model(torch.arange(10)).sum().backward()
+            table.step()
+            self.assertTrue(torch.equal(table.weights(range(10)), before - (before > 0).float()))
+            for ids, shape in ((5, (3,)), ([[1, 2], [3, 4]], (2, 2, 3)), (np.zeros((2, 0), int), (2, 0, 3))):
+                self.assertEqual(tuple(table.module()(ids).shape), shape)
+
+    def test_a_table_with_gradients_is_freed_at_once(self):
+        def make():
+            table = pinflow.EmbeddingTable(10, 3, device="host")
+            table.module()([1]).sum().backward()
+            return weakref.ref(table)
+
+        gc.disable()
+        try:
+            self.assertIsNone(make()())
+        finally:
+            gc.enable()
+
+    def test_refused_calls_leave_lease_and_table_as_they_were(self):
+        for device in DEVICES:
+            table = pinflow.EmbeddingTable(10, 3, optimizer="sgd", lr=1.0, device=device)
+            other = pinflow.EmbeddingTable(10, 3, device=device)
+            lease = table.fetch([1, 2])
+            ones = torch.ones(2, 3, device=table._torch_device)
+            for call in (lambda: other.commit(lease, ones), lambda: other.write_back(lease),
+                         lambda: table.commit(lease, ones[:1]), lambda: table.commit(lease, ones.to_sparse()),
+                         lambda: table.commit(lease, [1]), lambda: table.commit(None, ones)):
+                with self.assertRaises(pinflow.InvalidArgument):
+                    call()
+            table.commit(lease, ones)
+            self.assertEqual(table.weights([1]).tolist(), [[-1, -1, -1]])
+            masked = np.ma.array([1, 2, 5], mask=[0, 0, 1])
+            for call in (lambda: table.fetch(masked), lambda: table.set_weights([3], np.ma.array([[9.0] * 3], mask=True)),
+                         lambda: table.fetch([1.0]), lambda: table.fetch(torch.ones(2, dtype=torch.bfloat16)),
+                         lambda: table.fetch(np.array([2**64 - 1], np.uint64)), lambda: table.fetch([True]),
+                         lambda: table.set_weights([1], np.ones((1, 3), complex)), lambda: table.save("a\0b"),
+                         lambda: table.load("a\0b"), lambda: table.grow(-1), lambda: table.set_rate("x")):
+                with self.assertRaises(pinflow.InvalidArgument):
+                    call()
+            for wrong in ({"weights": "normal"}, {"weights": ("normal", 0)}, {"weights": None}, {"seed": -1},
+                          {"look_ahead": 1.5}, {"optimizer": torch.optim.Adam}):
+                with self.subTest(wrong), self.assertRaises(pinflow.InvalidArgument):
+                    pinflow.EmbeddingTable(10, 3, device="host", **wrong)
+            for call in (lambda: copy.deepcopy(table), lambda: pickle.dumps(table.module())):
+                with self.assertRaisesRegex(TypeError, "`save`"):
+                    call()
+
+    def test_weights_and_gradients_of_unusual_tensors(self):
+        table = pinflow.EmbeddingTable(10, 1, optimizer="sgd", lr=1.0, device="host")
+        negative = torch.conj(torch.tensor([[1 + 1j]])).imag  # -1, by a bit of the tensor
+        table.commit(table.fetch([3]), negative)
+        table.set_weights([4], negative)
+        for value in (np.array([[5]], ">f4"), np.array([[5.0], [6.0]])[::-1][1:], np.array([[True]])):
+            table.set_weights([5], value)
+            self.assertEqual(table.weights([5]).item(), float(value[0, 0]))
+        torch.set_default_device("meta")
+        try:
+            self.assertEqual(table.weights([3, 4]).tolist(), [[1], [-1]])
+        finally:
+            torch.set_default_device(None)
 
     def test_a_function_of_first_weights_that_raises_is_called_again_for_the_same_rows(self):
         def numbered(first, end):

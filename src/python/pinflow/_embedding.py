@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
-import os
+import numbers
+import sys
 import weakref
-from typing import Any, Callable, Dict, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _native
-from ._arrays import Interface, whole_numbers
-from ._errors import InvalidArgument, Unsupported
+from ._arrays import Interface, elements_of
+from ._errors import AllSlotsLeased, InvalidArgument, Unsupported
+from ._load import path_text
 from ._streams import consumer_stream
 from ._train import _TYPES, _numbers
 
@@ -20,12 +22,20 @@ Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
 _PIECE_BYTES = 16 << 20
 
 
+class _Place(NamedTuple):
+    """Where the rows of leases are, as PyTorch calls the device, and of what."""
+
+    device: str
+    dtype: str
+    row_bytes: int
+
+
 class EmbeddingLease:
     """Rows on the table's device, from `fetch` to `commit`: each row once, in ascending order of ids. Needs PyTorch.
     Dropping it without a commit changes nothing in the table."""
 
-    def __init__(self, table: EmbeddingTable, lease: Any, has_gpu_ids: bool = False) -> None:
-        self._table, self._lease, self._has_gpu_ids = table, lease, has_gpu_ids
+    def __init__(self, lease: Any, place: _Place, has_gpu_ids: bool = False) -> None:
+        self._lease, self._place, self._has_gpu_ids = lease, place, has_gpu_ids
 
     @property
     def weights(self) -> Any:
@@ -34,7 +44,7 @@ class EmbeddingLease:
         torch = _torch()
         rows, stride = self._lease.row_count, self._lease.stride_bytes
         raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
-        return raw[:, :self._table._row_bytes].view(getattr(torch, self._table.dtype))
+        return raw[:, :self._place.row_bytes].view(getattr(torch, self._place.dtype))
 
     @property
     def positions(self) -> Any:
@@ -67,13 +77,13 @@ class EmbeddingLease:
     def _view(self, address: int, nbytes: int) -> Any:
         torch = _torch()
         if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8, device=self._table._torch_device)
+            return torch.empty(0, dtype=torch.uint8, device=self._place.device)
         interface = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
-        if self._table._gpu is None:
+        if self._place.device == "cpu":
             import numpy
 
             return torch.from_numpy(numpy.asarray(Interface(interface, self._lease)))
-        return torch.as_tensor(_CudaMemory(interface, self._lease), device=self._table._torch_device)
+        return torch.as_tensor(_CudaMemory(interface, self._lease), device=self._place.device)
 
 
 class EmbeddingTable:
@@ -110,28 +120,34 @@ class EmbeddingTable:
     def __init__(self, rows: int, columns: int, *, dtype: Any = "float32", optimizer: str = "adam",
                  lr: Optional[float] = None, weights: Weights = "zeros", seed: int = 0, device: str = "auto",
                  max_batch_ids: int = 1 << 17, look_ahead: int = 1, device_rows: int = 0, **settings: Any) -> None:
+        for argument, number in (("rows", rows), ("columns", columns), ("seed", seed), ("max_batch_ids", max_batch_ids),
+                                 ("look_ahead", look_ahead), ("device_rows", device_rows)):
+            _check_whole(argument, number)
+        if not isinstance(optimizer, str):
+            raise InvalidArgument(f"optimizer is the name of a rule, such as 'adam', not {optimizer!r}")
         name = str(dtype)
         spelling = _TYPES.get(name, _SPELLINGS.get(name))
         if spelling not in _SIZES:
             raise Unsupported(f"weights are float32, float16 or bfloat16, not {name}")
         self._function = weights if callable(weights) else None
-        spec = "zeros" if callable(weights) else weights
-        kind, first, second = (spec, 0.0, 0.0) if isinstance(spec, str) else spec
-        numbers = _numbers(settings if lr is None else {"lr": lr, **settings})
-        self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, numbers,
-                                             (kind, float(first), float(second), seed), max_batch_ids, look_ahead,
-                                             device_rows, device)
+        kind, first, second = ("zeros", 0.0, 0.0) if callable(weights) else _first_weights(weights)
+        of_rule = _numbers(settings if lr is None else {"lr": lr, **settings})
+        self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, of_rule,
+                                             (kind, first, second, seed), max_batch_ids, look_ahead, device_rows,
+                                             "host" if str(device) == "cpu" else str(device))
         self.shape: Tuple[int, int] = (rows, columns)
         self.dtype = name.rpartition(".")[2]
         self._spelling = spelling
         self._row_bytes = columns * _SIZES[spelling]
         self._gpu = self._table.gpu
         self._torch_device = "cpu" if self._gpu is None else self._table.device
+        # not the table itself: the gradients that the table keeps have leases
+        self._place = _Place(self._torch_device, self.dtype, self._row_bytes)
         #: of backward passes: the lease, if it is still held, the ids and their gradients
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
         self._events: List[Any] = []
         self._held: Any = None
-        #: rows whose first weights are set
+        #: rows that the function of first weights has made or need not make
         self._begun = 0
         self._begin()
 
@@ -146,6 +162,9 @@ class EmbeddingTable:
 
     def __repr__(self) -> str:
         return f"<pinflow.EmbeddingTable {self.dtype} {self.shape}, rows on {self.device}>"
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("an EmbeddingTable cannot be pickled or copied: `save` writes it to a file, and `load` reads it")
 
     def prefetch(self, ids: Any) -> None:
         """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. If there are
@@ -177,7 +196,8 @@ class EmbeddingTable:
 
         Raises:
             InvalidArgument: ids outside the table, or more than max_batch_ids; ids on another GPU.
-            AllSlotsLeased: leases and prefetches hold the memory of all steps.
+            AllSlotsLeased: leases and prefetches hold the memory of all steps. A lease also holds the rows of every
+                commit that comes after its fetch: after 2 * look_ahead + 1 of them, commit or release it.
         """
         return self._fetch(_ids(ids, self._gpu))
 
@@ -187,11 +207,16 @@ class EmbeddingTable:
         on_gpu = _is_on_gpu(ids)
         address, count = (ids.data_ptr(), ids.numel()) if on_gpu else (ids.ctypes.data, ids.size)
         try:
-            lease = self._table.fetch(address, count, on_device=on_gpu, stream=stream)
+            try:
+                lease = self._table.fetch(address, count, on_device=on_gpu, stream=stream)
+            except AllSlotsLeased:
+                if not self._release_held():
+                    raise
+                lease = self._table.fetch(address, count, on_device=on_gpu, stream=stream)
         except InvalidArgument:  # perhaps of an earlier fetch
             self._drop_wrong_passes()
             raise
-        return EmbeddingLease(self, lease, on_gpu)
+        return EmbeddingLease(lease, self._place, on_gpu)
 
     def commit(self, lease: EmbeddingLease, gradients: Any) -> None:
         """Makes one step of the optimizer on each row of the lease, and writes it back.
@@ -206,6 +231,8 @@ class EmbeddingTable:
 
     def write_back(self, lease: EmbeddingLease) -> None:
         """Writes back what was written to `lease.weights`, for an optimizer of one's own."""
+        if not isinstance(lease, EmbeddingLease):
+            raise InvalidArgument(f"rows are written back by their lease, not by {type(lease).__name__}")
         stream, _ = consumer_stream(None, self._gpu)
         self._table.write_back(lease._lease, stream)
 
@@ -213,7 +240,7 @@ class EmbeddingTable:
         """The weights of rows as a CPU tensor of shape (len(ids), columns). Waits for all commits."""
         torch = _torch()
         found = _host_ids(ids)
-        rows = torch.empty((found.size, self.shape[1]), dtype=getattr(torch, self.dtype))
+        rows = torch.empty((found.size, self.shape[1]), dtype=getattr(torch, self.dtype), device="cpu")
         self._table.read_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
         return rows
 
@@ -227,47 +254,62 @@ class EmbeddingTable:
         Raises:
             InvalidArgument: another shape, ids outside the table, or leases are held.
         """
+        self._write(ids, weights)
+        self._begun = self.shape[0]
+
+    def _write(self, ids: Any, weights: Any) -> None:
         torch = _torch()
         found = _host_ids(ids)
-        rows = torch.as_tensor(weights).detach().to("cpu", getattr(torch, self.dtype)).contiguous()
+        rows = _real_tensor(weights).to("cpu", getattr(torch, self.dtype)).contiguous()
         if tuple(rows.shape) != (found.size, self.shape[1]):
             raise InvalidArgument(f"the weights of {found.size} rows have the shape ({found.size}, {self.shape[1]}), not "
                                   f"{tuple(rows.shape)}")
+        self._release_held()
         self._table.write_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
 
     def grow(self, rows: int) -> None:
         """Appends rows with their first weights, until the table has `rows` rows. Meanwhile the host needs memory for
         the old and the new table. Waits and forgets as `set_weights`. If a function of first weights raises, the rows
-        are there, some with zeros; a repeated call sets those.
+        are there, some with zeros; a repeated call sets those, unless weights were set or loaded meanwhile.
 
         Raises:
             InvalidArgument: fewer rows, or leases are held.
             SystemFailure, DeviceError: memory is short.
         """
+        _check_whole("rows", rows)
+        self._release_held()
         self._table.grow(rows)
         self.shape = (rows, self.shape[1])
         self._begin()
 
     def export_weights(self, path: Any) -> None:
         """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits."""
-        self._table.export_weights(os.fspath(path))
+        self._table.export_weights(path_text(path))
 
     def import_weights(self, path: Any) -> None:
-        """Replaces the weights of all rows by an array of the same shape, of any type that can be cast, in a file that
-        pinflow.open reads. Waits and forgets as `set_weights`."""
-        self._table.import_weights(os.fspath(path))
+        """Replaces the weights of all rows by an array of the same shape, of any type that can be cast: the only array of
+        a .npy, .npz, HDF5 or safetensors file. Waits and forgets as `set_weights`."""
+        text = path_text(path)
+        self._release_held()
+        self._table.import_weights(text)
+        self._begun = self.shape[0]
 
     def save(self, path: Any) -> None:
         """Writes weights, state and numbers of steps as safetensors, atomically. Waits for all commits."""
-        self._table.save(os.fspath(path))
+        self._table.save(path_text(path))
 
     def load(self, path: Any) -> None:
         """Reads what `save` wrote. Raises StateMismatch if the shape, dtype or optimizer differs. Settings such as `lr`
         are not saved, and stay those of this table. Waits and forgets as `set_weights`."""
-        self._table.load(os.fspath(path))
+        text = path_text(path)
+        self._release_held()
+        self._table.load(text)
+        self._begun = self.shape[0]
 
     def set_rate(self, lr: float) -> None:
         """Sets the rate of all later commits."""
+        if isinstance(lr, bool) or not isinstance(lr, (int, float)):
+            raise InvalidArgument(f"lr is a number, not {lr!r}")
         stream, _ = consumer_stream(None, self._gpu)
         self._table.set_rate(lr, stream)
 
@@ -284,7 +326,7 @@ class EmbeddingTable:
         count = max(_PIECE_BYTES // self._row_bytes, 1)
         while self._begun < self.shape[0]:
             end = min(self._begun + count, self.shape[0])
-            self.set_weights(numpy.arange(self._begun, end), self._function(self._begun, end))
+            self._write(numpy.arange(self._begun, end), self._function(self._begun, end))
             self._begun = end
 
     # ---- autograd
@@ -292,12 +334,15 @@ class EmbeddingTable:
     def module(self) -> Any:
         """A torch.nn.Module that looks embeddings up, with ids as for `fetch`: module(ids) has the shape of `ids` and a
         last axis of `columns`. The backward pass keeps the gradients until `step`. In eval mode and under no_grad it
-        keeps nothing."""
+        keeps nothing: this is also how embeddings are frozen. The module has no parameters and no state: a state_dict
+        of a model lacks the table, which `save` and `load` are for."""
         return _module_class()(self)
 
     @property
     def gradients(self) -> List[Any]:
-        """The gradients that `step` will use: one tensor for each backward pass of a lookup. Scale or clip them in place."""
+        """The gradients that `step` will use: for each backward pass of a lookup a tensor with a row for each id. Scale or
+        clip them in place. Rows of equal ids are added by `step`, so their norm is not that of a dense gradient.
+        torch.nn.utils.clip_grad_norm_ takes parameters, not these: use get_total_norm."""
         return [gradient for _, _, gradient in self._pending]
 
     def step(self) -> None:
@@ -344,6 +389,9 @@ class EmbeddingTable:
 
     def zero_grad(self) -> None:
         """Drops the gradients of backward passes since the last step."""
+        for lease, _, _ in self._pending:
+            if lease is not None and lease._lease.is_valid():
+                lease.release()
         self._pending, self._events = [], []
 
     def _keep(self, lease: EmbeddingLease) -> Optional[EmbeddingLease]:
@@ -356,10 +404,22 @@ class EmbeddingTable:
         self._held = weakref.ref(lease)
         return lease
 
+    def _release_held(self) -> bool:
+        """Releases the lease of a forward pass, if one is held, and returns whether it has: its graph may live long.
+        `step` fetches its rows again."""
+        held = self._held() if self._held is not None else None
+        if held is None or not held._lease.is_valid():
+            return False
+        held.release()
+        return True
+
     def _commit(self, lease: EmbeddingLease, gradients: Any) -> None:
         torch = _torch()
-        if not isinstance(gradients, torch.Tensor):
-            raise InvalidArgument(f"gradients are a tensor of PyTorch, not {type(gradients).__name__}")
+        if not isinstance(lease, EmbeddingLease):
+            raise InvalidArgument(f"rows are committed by their lease, not by {type(lease).__name__}")
+        if not isinstance(gradients, torch.Tensor) or gradients.layout != torch.strided:
+            kind = gradients.layout if isinstance(gradients, torch.Tensor) else type(gradients).__name__
+            raise InvalidArgument(f"gradients are a dense tensor of PyTorch, not {kind}")
         count = lease._lease.position_count
         if gradients.numel() != count * self.shape[1] or gradients.shape[-1:] != (self.shape[1],):
             raise InvalidArgument(f"the gradients of {count} ids have the shape ({count}, {self.shape[1]}), not "
@@ -369,7 +429,7 @@ class EmbeddingTable:
         spelling = _TYPES.get(str(gradients.dtype))
         if spelling not in _SIZES:
             raise Unsupported(f"gradients are float32, float16 or bfloat16, not {gradients.dtype}")
-        gradients = gradients.detach().contiguous()
+        gradients = gradients.detach().resolve_neg().contiguous()
         stream, _ = consumer_stream(None, self._gpu)
         self._table.commit(lease._lease, gradients.data_ptr(), spelling, stream)
 
@@ -419,7 +479,56 @@ def _host_ids(ids: Any) -> Any:
     if _is_on_gpu(ids):
         raise Unsupported(f"the ids are on {ids.device}, and only `fetch` and the module take ids on a GPU: use "
                           "ids.cpu()")
-    return numpy.ascontiguousarray(whole_numbers(numpy.asarray(ids).reshape(-1)), dtype=numpy.int64)
+    given = _real_tensor(ids).numpy() if _is_torch(ids) and not ids.dtype.is_floating_point else ids
+    array = elements_of(given if not _is_torch(given) else given.detach().float().numpy())
+    if array.size > 0 and array.dtype.kind not in "iu":
+        raise InvalidArgument(f"ids are whole numbers below 2^63, not {array.dtype} of shape {array.shape}")
+    if array.dtype == numpy.uint64 and array.size > 0 and int(array.max()) >= 1 << 63:
+        raise InvalidArgument(f"ids are whole numbers below 2^63, and one is {int(array.max())}")
+    return numpy.ascontiguousarray(array.reshape(-1), dtype=numpy.int64)
+
+
+def _is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def _real_tensor(array: Any) -> Any:
+    """An array or tensor of real numbers, as a tensor."""
+    torch = _torch()
+    if _is_torch(array):
+        tensor = array.detach().resolve_conj().resolve_neg()
+    else:
+        import numpy
+
+        elements = elements_of(array)
+        if elements.dtype.kind not in "biuf" or elements.dtype.itemsize > 8:
+            raise InvalidArgument(f"weights are real numbers of up to 64 bits, not {elements.dtype}")
+        tensor = torch.from_numpy(numpy.array(elements, dtype=elements.dtype.newbyteorder("="), order="C"))
+    if tensor.is_complex() or tensor.layout != torch.strided:
+        raise InvalidArgument(f"weights are dense real numbers, not {tensor.dtype} of {tensor.layout}")
+    return tensor
+
+
+def _check_whole(name: str, number: Any) -> None:
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 0 <= int(number) < 1 << 63:
+        raise InvalidArgument(f"{name} is a whole number of at least 0, not {number!r}")
+
+
+def _first_weights(spec: Any) -> Tuple[str, float, float]:
+    if isinstance(spec, str) and spec == "zeros":
+        return "zeros", 0.0, 0.0
+    if isinstance(spec, tuple) and len(spec) == 3 and spec[0] in ("uniform", "normal"):
+        kind, first, second = spec
+        if all(isinstance(each, numbers.Real) for each in (first, second)):
+            return kind, float(first), float(second)
+    raise InvalidArgument("weights begin as 'zeros', ('uniform', LOW, HIGH), ('normal', MEAN, DEVIATION), or as a function "
+                          f"makes them, not as {spec!r}")
+
+
+def _lookup(lease: EmbeddingLease, shape: Tuple[int, ...]) -> Any:
+    """The embeddings of the ids of a lease, which had this shape. A tensor of its own, no view."""
+    return _torch().nn.functional.embedding(lease.positions.view(shape), lease.weights)
 
 
 _classes: Dict[str, Any] = {}
@@ -435,7 +544,7 @@ def _module_class() -> Any:
         @staticmethod
         def forward(ctx: Any, anchor: Any, table: EmbeddingTable, ids: Any, shape: Any) -> Any:
             lease = table._fetch(ids)
-            rows = lease.weights[lease.positions].view(*shape, table.shape[1])
+            rows = _lookup(lease, shape)
             # a copy: the caller may change the ids before `step`
             ctx.kept = (table, table._keep(lease), ids.clone() if _is_on_gpu(ids) else ids.copy())
             return rows
@@ -469,12 +578,15 @@ def _module_class() -> Any:
             if self.training and torch.is_grad_enabled():
                 return lookup.apply(self._anchor, self.table, found, shape)
             lease = self.table._fetch(found)
-            rows = lease.weights[lease.positions].view(*shape, self.table.shape[1])
+            rows = _lookup(lease, shape)
             lease.release()
             return rows
 
         def extra_repr(self) -> str:
             return repr(self.table)
+
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            return self.table.__reduce_ex__(protocol)
 
     _classes["module"] = Embedding
     return Embedding

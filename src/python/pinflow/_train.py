@@ -177,7 +177,7 @@ class FlatParameters:
                     gradient.copy_(each.grad)
                 each.grad = gradient
         self._addresses = [(each.data_ptr(), each.grad.data_ptr()) for each in self._parameters]
-        self._next = 0
+        self._next = [0]  # in a list: torch.compile refuses to set attributes of an optimizer
         self._checked = False
 
     def _check_parameters(self, names: List[str]) -> Any:
@@ -302,8 +302,8 @@ class FlatParameters:
         longer than the step."""
         count = len(self._addresses)
         for _ in range(min(count, 2) if self._checked else count):
-            self._next = (self._next + 1) % count
-            each, addresses = self._parameters[self._next], self._addresses[self._next]
+            self._next[0] = chosen = (self._next[0] + 1) % count
+            each, addresses = self._parameters[chosen], self._addresses[chosen]
             gradient = each.grad
             if (each.data_ptr(), 0 if gradient is None else gradient.data_ptr()) != addresses:
                 self.check_views()
