@@ -53,6 +53,15 @@ std::optional<batch> loader::next() {
     return batch(std::move(lease));
 }
 
+void loader::take_back(batch&& unused) {
+    const std::shared_ptr<detail::slot_lease>& lease = detail::lease_of(unused);
+    if (!lease || &lease->pool() != &valid_pipeline().pool() || lease.use_count() != 1)
+        throw invalid_argument(
+            "a loader takes back only a batch of its own that is held and of which there are no tensors");
+    lease->undo();
+    unused.release();
+}
+
 bool loader::wait_for(std::chrono::nanoseconds timeout) {
     return valid_pipeline().wait_for(timeout);
 }

@@ -148,6 +148,13 @@ class loader {
     /// stream when the lease ends, except for those named with batch::used_on.
     std::optional<batch> next();
 
+    /// Undoes the `next` that has returned this batch: it comes again, before later batches, and is not
+    /// counted as returned. For a consumer that is interrupted before it has used the batch. No work on it
+    /// may have been enqueued. Thread-safe.
+    /// @throws invalid_argument for a batch of another loader, a released one, and one of which there are
+    /// tensors.
+    void take_back(batch&& unused);
+
     /// Waits until `next` has something to return (a batch, the end or an error), but no longer than
     /// `timeout`. Returns whether it has. For consumers that have to look after something else meanwhile,
     /// such as signals. `next` may still wait for the batch's data, as it always does. If several threads

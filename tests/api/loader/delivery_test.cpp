@@ -6,6 +6,7 @@
 #include <mutex>
 #include <numeric>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -43,6 +44,39 @@ TEST_CASE("loader: delivers every row once per epoch, as it is in the source") {
                 }
             }
         }
+    });
+}
+
+TEST_CASE("loader: a batch that is taken back comes again, and a state does not count it") {
+    on_each_device([](const device& device) {
+        const loader_options options{.device = device, .batch_rows = 10, .order = order::shuffled, .seed = 5};
+        loader loader({numbered_rows(95)}, options);
+        pinflow::loader other({numbered_rows(95)}, options);
+        const stream stream(device);
+        std::vector<std::uint64_t> seen;
+        for (std::size_t step = 0; auto batch = loader.next(stream); ++step) {
+            const std::vector<std::uint64_t> ids(batch->row_ids().begin(), batch->row_ids().end());
+            if (step % 2 == 1) {
+                loader.take_back(std::move(*batch));
+                CHECK(loader.report().rows == seen.size());
+                CHECK(loader.state().position == seen.size());
+                batch = loader.next(stream);
+                REQUIRE(batch.has_value());
+                CHECK(std::ranges::equal(batch->row_ids(), ids));
+            }
+            CHECK(holds_its_rows(*batch, stream));
+            seen.insert(seen.end(), ids.begin(), ids.end());
+        }
+        std::ranges::sort(seen);
+        std::vector<std::uint64_t> all(95);
+        std::iota(all.begin(), all.end(), 0);
+        CHECK(seen == all);
+        auto batch = other.next(stream);
+        REQUIRE(batch.has_value());
+        CHECK_THROWS_AS(loader.take_back(std::move(*batch)), invalid_argument);
+        batch = other.next(stream);
+        batch->release();
+        CHECK_THROWS_AS(other.take_back(std::move(*batch)), invalid_argument);
     });
 }
 
