@@ -1,9 +1,11 @@
 #include "formats/hdf5_library.hpp"
 
 #include <fmt/format.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <new>
 #include <system_error>
 
 #include "formats/hdf5_handles.hpp"
@@ -46,7 +48,19 @@ extern "C" ::herr_t note_record(unsigned /*number*/, const ::H5E_error2_t* recor
 
 }  // namespace
 
-library_lock::library_lock() : lock_(library_mutex) {
+namespace {
+
+/// A child of fork must not inherit the library in the middle of another thread's call: fork waits for it.
+std::mutex& mutex_kept_from_forks() {
+    static const int status = ::pthread_atfork([] { library_mutex.lock(); }, [] { library_mutex.unlock(); },
+                                               [] { library_mutex.unlock(); });
+    if (status != 0) throw std::bad_alloc();
+    return library_mutex;
+}
+
+}  // namespace
+
+library_lock::library_lock() : lock_(mutex_kept_from_forks()) {
     // libhdf5 does not check its first allocations
     static bool has_memory = false;
     if (!has_memory) {

@@ -667,6 +667,55 @@ class SourceTest(Folder):
                 "print('done')")
         self.assert_ends(code, times=8)
 
+    def test_sources_may_use_pinflow_while_python_ends(self):
+        code = ("import sys, time, numpy as np, pinflow\n"
+                "pinflow.save(sys.argv[1], np.zeros((20000, 7), 'i4'))\n"
+                "rows = pinflow.open(sys.argv[1])\n"
+                "class Source:\n"
+                "    dtype, shape = 'int32', (20000, 7)\n"
+                "    def read_rows(self, ids, out):\n"
+                "        time.sleep(0.005)\n"
+                "        np.frombuffer(out, 'i4').reshape(-1, 7)[:] = rows.rows(np.asarray(ids))\n"
+                "loader = pinflow.Loader(Source(), batch=64, device='host')\n"
+                "for (x,) in loader: break\n"
+                "print('done')")
+        done = run_python(code, self.path("pa.npy"))
+        self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
+
+    def test_a_loader_may_end_on_its_own_thread(self):
+        code = ("import gc, time, numpy as np, pinflow\n"
+                "class Source:\n"
+                "    dtype, shape = 'int32', (20000, 7)\n"
+                "    def read_rows(self, ids, out):\n"
+                "        gc.collect()\n"
+                "        np.frombuffer(out, 'i4')[:] = 0\n"
+                "class Trainer:\n"
+                "    def __init__(self):\n"
+                "        self.loader = pinflow.Loader(Source(), batch=64, threads=1, device='host')\n"
+                "        self.hook = lambda: self\n"
+                "def train():\n"
+                "    trainer = Trainer()\n"
+                "    for (x,) in trainer.loader: break\n"
+                "train()\n"
+                "time.sleep(0.3)\n"
+                "print('done')")
+        self.assert_ends(code, times=2)
+
+    def test_a_forked_child_may_close_a_loader_but_not_use_it(self):
+        loader = pinflow.Loader(numbered(), device="host", batch=10)
+        for _ in loader:
+            break
+        child = os.fork()
+        if child == 0:
+            try:
+                with loader:
+                    next(iter(loader))
+            except pinflow.DeviceError as error:
+                os._exit(0 if "forked" in str(error) else 2)
+            os._exit(1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
+        loader.close()
+
     def test_a_forked_child_gets_a_sentence(self):
         loader = pinflow.Loader(numbered(), device="host")
         child = os.fork()

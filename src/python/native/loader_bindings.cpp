@@ -14,6 +14,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -106,12 +108,22 @@ class python_loader {
     void end() {
         std::shared_ptr<loader> last = std::move(loader_);
         if (!last) return;
+        last->stop();
+        if (python_callback::is_running()) return end_elsewhere(std::move(last));
         // another thread may destroy this object once the GIL is given up
         const std::shared_ptr<std::atomic<bool>> has_ended = has_ended_;
         const gil_release released;
-        last->stop();
         last.reset();
         has_ended->wait(false);  // another thread may be the last owner
+    }
+    /// Gives up a loader on a thread that may be one of its own, whose end the loader waits for.
+    static void end_elsewhere(std::shared_ptr<loader> last) {
+        auto* const kept = new std::shared_ptr(std::move(last));
+        try {
+            std::thread([kept] { delete kept; }).detach();
+        } catch (const std::system_error&) {
+            return;  // without a thread, the stopped loader is kept for ever
+        }
     }
     /// A share, because another thread may call `end` meanwhile.
     std::shared_ptr<loader> valid() const {
@@ -137,12 +149,27 @@ class python_loader {
                 const gil_release released;
                 const std::shared_ptr<loader> own = std::move(share);
                 is_over = own->wait_for(signal_interval);
-                if (is_over) taken = consumer ? own->next(*consumer) : own->next();
+            }
+            // such as Ctrl-C: before the batch is taken, so that it is not lost
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();
+            share = loader_;
+            if (!share) return std::nullopt;
+            if (is_over) {
+                const gil_release released;
+                const std::shared_ptr<loader> own = std::move(share);
+                taken = consumer ? own->next(*consumer) : own->next();
                 if (taken && kept) taken->used_on(*consumer, std::move(kept));
             }
-            if (!is_over && PyErr_CheckSignals() != 0) throw nb::python_error();  // such as Ctrl-C
         }
         if (!taken) return std::nullopt;
+        if (PyErr_CheckSignals() != 0) {
+            if (loader_) {
+                loader_->take_back(std::move(*taken));
+            } else {  // closed by the signal's handler
+                python_batch(std::move(*taken), on).release();
+            }
+            throw nb::python_error();
+        }
         return python_batch(std::move(*taken), on);
     }
 
@@ -244,7 +271,9 @@ nb::dict report_of(const loader_report& report) {
     result["reason"] = readable(report.reason);
     result["arrays"] = arrays;
     result["threads"] = report.threads;
+    result["threads_reason"] = readable(report.threads_reason);
     result["slots"] = report.slots;
+    result["slots_reason"] = readable(report.slots_reason);
     result["lost_slots"] = report.lost_slots;
     result["slot_bytes"] = report.slot_bytes;
     result["batches"] = report.batches;

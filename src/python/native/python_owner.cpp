@@ -97,8 +97,24 @@ void stop_dropping() noexcept {
     all_given_up().ended = true;
 }
 
+namespace {
+
+thread_local unsigned callback_depth = 0;
+
+}  // namespace
+
+python_callback::python_callback() noexcept {
+    ++callback_depth;
+}
+python_callback::~python_callback() {
+    --callback_depth;
+}
+bool python_callback::is_running() noexcept {
+    return callback_depth != 0;
+}
+
 gil_release::~gil_release() {
-    while (ending && std::this_thread::get_id() != ending_thread)
+    while (ending && std::this_thread::get_id() != ending_thread && callback_depth == 0)
         ::pause();
     try {
         PyEval_RestoreThread(state_);

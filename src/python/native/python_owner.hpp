@@ -41,9 +41,20 @@ bool is_ending() noexcept;
 /// Drops the references that were given up. Those given up later are never dropped.
 void stop_dropping() noexcept;
 
+/// Lives while C++ code has called a Python object: one that gives rows or an order.
+class python_callback {
+ public:
+    python_callback() noexcept;
+    python_callback(const python_callback&) = delete;
+    python_callback& operator=(const python_callback&) = delete;
+    ~python_callback();
+    /// Whether this thread is in one. It may be a thread of a loader.
+    static bool is_running() noexcept;
+};
+
 /// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for
-/// ever. Versions before 3.14 would end it by pthread_exit, which unwinds the stack, and in a noexcept
-/// function ends the process.
+/// ever, unless it is in a python_callback, which loaders wait for before they end. Versions before 3.14
+/// would end it by pthread_exit, which unwinds the stack, and in a noexcept function ends the process.
 class gil_release {
  public:
     gil_release() noexcept : state_(PyEval_SaveThread()) {}

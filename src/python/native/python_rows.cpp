@@ -3,9 +3,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <pthread.h>
+
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <new>
+#include <set>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -34,7 +38,16 @@ class python_rows final : public row_source {
           type_(std::move(type)),
           row_count_(shape.front()),
           row_shape_(shape.begin() + 1, shape.end()),
-          row_bytes_(element_count(row_shape_) * type_.size_bytes()) {}
+          row_bytes_(element_count(row_shape_) * type_.size_bytes()) {
+        const std::scoped_lock lock(live().mutex);
+        live().all.insert(this);
+    }
+    python_rows(const python_rows&) = delete;
+    python_rows& operator=(const python_rows&) = delete;
+    ~python_rows() override {
+        const std::scoped_lock lock(live().mutex);
+        live().all.erase(this);
+    }
 
     const pinflow::dtype& dtype() const noexcept override { return type_; }
     const shape_vector& row_shape() const noexcept override { return row_shape_; }
@@ -54,6 +67,7 @@ class python_rows final : public row_source {
         // one call at a time: the GIL changes hands within Python code
         const std::lock_guard lock(mutex_);
         const nb::gil_scoped_acquire acquired;
+        const python_callback running;
         try {
             // Python objects own both buffers, so a view that outlives the call (in a traceback, for example)
             // stays valid
@@ -75,6 +89,24 @@ class python_rows final : public row_source {
     }
 
  private:
+    /// All objects of this process. A thread of the parent may be in a call when it forks; in the child there
+    /// is no such thread, so all are unlocked.
+    struct registry {
+        std::mutex mutex;
+        std::set<const python_rows*> all;
+    };
+    static registry& live() {
+        static registry& only = *new registry;
+        static const int status = ::pthread_atfork([] { live().mutex.lock(); }, [] { live().mutex.unlock(); },
+                                                   [] {
+                                                       for (const python_rows* const each : live().all)
+                                                           new (&each->mutex_) std::mutex;
+                                                       live().mutex.unlock();
+                                                   });
+        static_cast<void>(status);  // without memory for the handlers, children are as other programs' are
+        return only;
+    }
+
     mutable std::mutex mutex_;  ///< taken before the GIL
     std::shared_ptr<PyObject> source_;
     std::string description_;

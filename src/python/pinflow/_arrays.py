@@ -262,6 +262,16 @@ def bytes_of(array: AnyArray) -> AnyArray:
     return array.reshape(-1).view(numpy.uint8) if array.dtype.itemsize else numpy.empty(0, numpy.uint8)
 
 
+def path_text(path: PathLike) -> str:
+    """A path as a text."""
+    if not isinstance(path, (str, bytes, os.PathLike)):
+        raise InvalidArgument(f"a file is given by its path, not by {type(path).__name__}")
+    text = os.fsdecode(path)
+    if "\0" in text:
+        raise InvalidArgument(f"a path has no NUL character, and {ascii(text)} has one")
+    return text
+
+
 def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> Array:
     """Opens an array of a .npy, .npz, HDF5 or safetensors file.
 
@@ -275,7 +285,9 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
         NotFound: there is no such file. FormatError: the file is damaged. InvalidArgument: nothing matches the pattern,
         the file has no array of that name, or it has several and no name is given. Unsupported: it cannot be read here.
     """
-    text = os.fsdecode(path)
+    text = path_text(path)
+    if stack and not _native.is_pattern(text):
+        raise InvalidArgument(f"`stack` is for patterns: it makes each of their files one row, and {ascii(text)} is none")
     if name is None:
         return Array(_native.open_array(text, stack))
     if _native.is_pattern(text):
@@ -286,7 +298,7 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
 def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, as in the tool
     """Describes the arrays of a file from its metadata alone: name, dtype (None if it cannot be opened), shape, nbytes,
     mappable, and the reason."""
-    return _native.list_arrays(os.fsdecode(path))
+    return _native.list_arrays(path_text(path))
 
 
 def save(path: PathLike, array: Any) -> None:
@@ -294,7 +306,7 @@ def save(path: PathLike, array: Any) -> None:
     of that name is replaced."""
     import numpy
 
-    text = os.fsdecode(path)
+    text = path_text(path)
     if not text.endswith(".npy"):
         raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
     elements = elements_of(array)

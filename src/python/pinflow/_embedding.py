@@ -9,9 +9,8 @@ import weakref
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from . import _native
-from ._arrays import Interface, elements_of
+from ._arrays import Interface, elements_of, path_text
 from ._errors import AllSlotsLeased, InvalidArgument, Unsupported
-from ._load import path_text
 from ._streams import consumer_stream
 from ._train import _TYPES, _numbers
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from . import _native
-from ._arrays import Interface, PathLike, numpy_type
+from ._arrays import Interface, PathLike, numpy_type, path_text
 from ._errors import InvalidArgument
 from ._streams import consumer_stream
 from ._tensor_types import float_spelling, torch_type
@@ -139,16 +139,6 @@ def path_texts(paths: Iterable[PathLike]) -> List[str]:
     if isinstance(paths, (dict, io.IOBase)) or not hasattr(paths, "__iter__"):
         raise InvalidArgument(f"files are given by a path or a list of paths, not {type(paths).__name__}")
     return [path_text(each) for each in paths]
-
-
-def path_text(path: PathLike) -> str:
-    """A path as a text."""
-    if not isinstance(path, (str, bytes, os.PathLike)):
-        raise InvalidArgument(f"a file is given by its path, not by {type(path).__name__}")
-    text = os.fsdecode(path)
-    if "\0" in text:
-        raise InvalidArgument(f"a path has no NUL character, and {ascii(text)} has one")
-    return text
 
 
 def is_name(name: Any) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import importlib
 import json
+import numbers
 import operator
+import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
 
 from . import _native
 from ._arrays import native_of, numpy_type, row_numbers
-from ._errors import Error, InvalidArgument
+from ._errors import DeviceError, Error, InvalidArgument
 from ._streams import consumer_stream
 
 if TYPE_CHECKING:
@@ -176,8 +178,8 @@ class Report:
     """Where the time of a loader went. `str(report)` is the verdict, one sentence.
 
     `values` has the rest: verdict, route, reason, arrays (name, transfer, reason, bytes of each), threads, slots,
-    lost_slots (not filled again, because no event could be recorded in a stream that used them), slot_bytes, batches,
-    rows, bytes, seconds, pinned_bytes; the seconds that the consumer waited, by cause: storage_wait, file_wait,
+    threads_reason and slots_reason (why there are no more, or empty), lost_slots (not filled again, because no event
+    could be recorded in a stream that used them), slot_bytes, batches, rows, bytes, seconds, pinned_bytes; the seconds that the consumer waited, by cause: storage_wait, file_wait,
     cpu_wait, link_wait; and consumer_wait, the seconds that the loader waited for it.
     """
 
@@ -334,6 +336,7 @@ class Loader:
         self._row_count = self._loader.row_count
         self._length = self._loader.batches_per_epoch
         self._report: Dict[str, Any] = {}
+        self._process = os.getpid()
         self._closed = False
         self._epoch = 0  # of the next loop
         self._turn = 0  # counts loops: an older one must not go on
@@ -375,10 +378,12 @@ class Loader:
         """Begins the next epoch. False if there is none."""
         if self._closed:
             raise InvalidArgument("the loader has been closed")
+        self._refuse_forked()
         if self._epochs is not None and self._epoch >= self._epochs:
             return False
         self._turn += 1
         if self._native_at != self._epoch:
+            self._loader.close()  # first: the memory of its slots may be needed
             self._restart({"state": None, "first_epoch": self._epoch})
         self._native_at = None
         self._is_between = False
@@ -390,6 +395,10 @@ class Loader:
 
     def _end_epoch(self) -> None:
         self._is_between = True
+
+    def _refuse_forked(self) -> None:
+        if self._process != os.getpid():
+            raise DeviceError("a loader cannot be used in a forked process: its threads exist in the parent only")
 
     def _restart(self, start: Dict[str, Any]) -> None:
         """Replaces the native loader. If the new one cannot be made, the old one stays."""
@@ -403,7 +412,12 @@ class Loader:
         """Where to resume: after the last batch that was delivered, also after `break`. Plain values, for json or
         torch.save. The same on all ranks after the same step, and after the same epoch; a run can resume with another
         batch size and number of ranks. After `break`, a loader that loads this state delivers the rest of the epoch,
-        while the next loop of this loader begins another epoch."""
+        while the next loop of this loader begins another epoch. The first call reads some rows, so that the data can be
+        recognised.
+
+        Raises:
+            DataChanged: a file has changed. Save a state before.
+        """
         state: Dict[str, Any] = json.loads(self._loader.state())
         if self._is_between:
             state["epoch"], state["position"] = self._epoch, 0
@@ -419,6 +433,7 @@ class Loader:
         """
         if self._closed:
             raise InvalidArgument("the loader has been closed")
+        self._refuse_forked()
         self._restart({"state": json.dumps(state), "first_epoch": 0})
         self._turn += 1
         self._epoch = self._native_at = int(state["epoch"])
@@ -427,13 +442,15 @@ class Loader:
     def report(self) -> Report:
         """Where the time went since the loader last started. `load_state_dict` starts it again, and so does the first
         loop after an epoch that was not delivered completely, for example after `break`."""
+        self._refuse_forked()
         return Report(self._report if self._closed else self._loader.report())
 
     def close(self) -> None:
         """Ends the loader's threads. Tensors that are kept stay valid."""
         if self._closed:
             return
-        self._report = self._loader.report()
+        if self._process == os.getpid():  # a forked process has no part in the loader
+            self._report = self._loader.report()
         self._closed = True
         self._turn += 1
         self._loader.close()
@@ -442,6 +459,11 @@ class Loader:
         if isinstance(order, str):
             return order
         if hasattr(order, "rows_at"):
+            name, count = getattr(order, "name", None), getattr(order, "position_count", None)
+            if not isinstance(name, str):
+                raise InvalidArgument(f"the `name` of an order is a text, not {name!r}")
+            if isinstance(count, bool) or not isinstance(count, numbers.Integral) or not 0 <= int(count) < 1 << 63:
+                raise InvalidArgument(f"the `position_count` of an order is a whole number of at least 0, not {count!r}")
             return _native.Order(order)
         rows = self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 0
         return _native.Order(row_numbers(order, rows))

@@ -7,9 +7,9 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
-from ._arrays import PathLike, bytes_of, elements_of, numpy_type, spelling_of
+from ._arrays import PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
 from ._errors import InvalidArgument
-from ._load import DeviceTensor, Progress, path_text
+from ._load import DeviceTensor, Progress
 from ._streams import consumer_stream
 from ._tensor_types import FORMAT_NAMES, SPELLINGS
 

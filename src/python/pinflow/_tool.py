@@ -6,7 +6,7 @@ import os
 import sys
 from typing import List, Optional
 
-from ._arrays import PathLike, open
+from ._arrays import PathLike, open, path_text
 from ._errors import Error, FormatError, InvalidArgument, SystemFailure, Unsupported
 
 
@@ -31,7 +31,8 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
     """
     import subprocess  # takes longer to import than the rest of the package
 
-    done = subprocess.run([tool_path(), "convert", *options, "--", os.fspath(source), os.fspath(target)],
+    text = path_text(source)
+    done = subprocess.run([tool_path(), "convert", *options, "--", text, path_text(target)],
                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="backslashreplace",
                           check=False)
     if done.returncode == 0:
@@ -39,15 +40,17 @@ def convert(source: PathLike, target: PathLike, *options: str) -> None:
     message = done.stderr.strip().removeprefix("pinflow: error: ") or f"pinflow convert ended with {done.returncode}"
     if done.returncode == 2:
         raise InvalidArgument(message)
-    text = os.fsdecode(source)
     try:
         if not text.startswith("shm:"):
             open(text)
     except (SystemFailure, FormatError, Unsupported) as error:
-        if ascii(text)[1:-1] in message:  # the source was the cause
+        if ascii(text.partition(":")[0])[1:-1] in message:  # the source was the cause
             number = (error.errno,) if isinstance(error, SystemFailure) else ()
             raise type(error)(*number, message) from None
-    except Error:  # it has several arrays
+    except InvalidArgument as error:  # also if it has several arrays, which can be converted
+        if str(error) in message:
+            raise InvalidArgument(message) from None
+    except Error:
         pass
     raise Error(message)
 
