@@ -35,11 +35,11 @@ TEST_CASE("pipeline plan: the size of a batch decides the size of groups and the
     CHECK(groups(gpu, transfer::kernel, 2 * mib) == 8);
     CHECK(groups(gpu, transfer::kernel, 256 * kib) == 64);
     CHECK(groups(gpu, transfer::kernel, 0) == 64);
-    CHECK(groups(host, transfer::slot_copy, mib) == 2);
-    CHECK(groups(host, transfer::slot_copy, 256 * kib) == 8);
+    CHECK(groups(host, transfer::slot_copy, mib) == 4);
+    CHECK(groups(host, transfer::slot_copy, 256 * kib) == 16);
     sample_facts many = host;
     many.cores = 1;
-    CHECK(groups(many, transfer::slot_copy, 256 * kib) == 4);
+    CHECK(groups(many, transfer::slot_copy, 256 * kib) == 8);
     many.cores = 16;
     CHECK(groups(many, transfer::slot_copy, 256 * kib) == 16);
     CHECK(groups(gpu, transfer::read, 2 * mib) == 16);
