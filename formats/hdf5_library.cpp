@@ -50,7 +50,7 @@ extern "C" ::herr_t note_record(unsigned /*number*/, const ::H5E_error2_t* recor
 
 namespace {
 
-/// A child of fork must not inherit the library in the middle of another thread's call: fork waits for it.
+/// Fork waits until no thread is in the library: the child would inherit a locked mutex.
 std::mutex& mutex_kept_from_forks() {
     static const int status = ::pthread_atfork([] { library_mutex.lock(); }, [] { library_mutex.unlock(); },
                                                [] { library_mutex.unlock(); });

@@ -120,8 +120,9 @@ std::chrono::nanoseconds hdf5_rows::read_rows(std::span<const std::uint64_t> ids
 
 // ---- elements -------------------------------------------------------------------------------------------
 
-/// Reads ahead, a block at a time. A block that fits into the destination is read directly to it. A block
-/// begins at a multiple of `item_bytes`: where the one before ends, or after a skip.
+/// Reads ahead, a block at a time. Blocks begin at multiples of `item_bytes`. After a skip, a block may begin
+/// before the position; its first bytes are dropped. If none are dropped, and the block fits into the
+/// destination, it is read directly to it.
 class block_elements : public element_stream {
  public:
     explicit block_elements(const hdf5_dataset& dataset)
@@ -277,7 +278,7 @@ class chunk_elements final : public block_elements {
         const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
         const std::uint64_t first = begin / axis_bytes_ % shape()[axis_];
         std::uint64_t count = std::min(count_, shape()[axis_] - first);
-        // after a skip a block may begin within chunks; it ends where they do
+        // after a skip a block may begin inside a chunk; it ends at the end of one
         count = std::min(count, std::max(count_, length) - first % length);
         return count * axis_bytes_;
     }

@@ -53,7 +53,7 @@ std::chrono::nanoseconds row_reader::read(std::span<const std::uint64_t> ids, st
         rows.can_be_guarded = *session.can_be_guarded;
     }
     const auto read_rows = [&] {
-        session.timer.reset();  // the source's wait is not one of copies
+        session.timer.reset();  // a wait of the source must not count as one of a copy
         return read_from_source(ids, destination);
     };
     if (plan_access(rows) == row_access::source) return read_rows();

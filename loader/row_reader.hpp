@@ -16,11 +16,11 @@
 
 namespace pinflow::detail {
 
-/// What consecutive reads of one thread ask the system once: with batches of 200 KiB, asking for each takes a
+/// What consecutive reads of one thread share, to save system calls: with batches of 200 KiB these took a
 /// tenth of the time.
 struct read_session {
     std::optional<bool> can_be_guarded;  ///< the thread's copies from mappings
-    std::optional<blocked_timer> timer;  ///< since the last read that waited
+    std::optional<blocked_timer> timer;  ///< since the first copy after a wait or a read from the source
 };
 
 /// Gathers rows of one array into host memory, for the transfers in which the CPU does that. Thread-safe.

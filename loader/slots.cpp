@@ -109,7 +109,6 @@ void slot_pool::keep_sources_on(stream_view stream) const {
 }
 
 // ---- the pipeline's side ---------------------------------------------------------------------------------
-// ------------------------------------------
 
 std::vector<slot*> slot_pool::candidates() const {
     return takes_last_ ? std::vector<slot*>(free_.rbegin(), free_.rend())

@@ -142,7 +142,8 @@ class slot_pool {
     void lose(slot& leased, std::shared_ptr<slot_pool> self) noexcept;
     /// Notes that a batch has been released, and that tensors of it go on holding its slot.
     void leave_to_tensors(slot& leased) noexcept;
-    /// Undoes the lease of a slot that no stream has used. The slot is delivered again, before later batches.
+    /// Undoes the lease of a slot on which no work has been enqueued. The slot is delivered again, before
+    /// later batches.
     void undo_lease(slot& leased);
 
     const pinflow::device& device() const noexcept { return device_; }

@@ -28,10 +28,11 @@ class element_stream {
     /// @throws invalid_argument past the end.
     /// @throws data_changed, system_failure or format_error if reading fails.
     virtual void read(std::span<std::byte> destination) = 0;
-    /// Leaves out the next `size_bytes`, a whole number of elements that are left.
-    /// @return false if elements can only be left out by reading them; then it has done nothing.
+    /// Skips the next `size_bytes`, a whole number of elements that are left.
+    /// @return false if the stream can only skip by reading; then it has done nothing.
     virtual bool skip(std::uint64_t /*size_bytes*/) { return false; }
-    /// Tells that no element from byte `end_bytes` on will be read, so that none is read ahead.
+    /// Sets the end of what is read: the stream reads nothing ahead from byte `end_bytes` on, and a `read` of
+    /// more throws invalid_argument.
     virtual void end_at(std::uint64_t /*end_bytes*/) {}
     /// Makes the checks that need the whole array. Call it after the last element was read or left out.
     /// @throws format_error for a wrong checksum, data_changed for a file that changed meanwhile.

@@ -216,7 +216,7 @@ struct found_request {
     std::byte* destination = nullptr;
 };
 
-/// What messages call the files: the path of a single one, or their number.
+/// How messages name the files: the path of a single one, otherwise their number.
 std::string name_of_files(const opened_tensors& opened);
 
 /// Throws the error of opening a tensor that cannot be loaded: format_error if it is damaged, unsupported if

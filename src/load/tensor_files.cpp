@@ -210,9 +210,9 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
         if (::fnmatch(pattern.c_str(), name.c_str(), 0) == 0) detail::refuse(opened, name);
     }
     if (!matches)
-        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
-                                           quote(pattern, detail::max_label_name), opened.stored.size(),
-                                           detail::name_of_files(opened)));
+        throw invalid_argument(fmt::format(
+            "cannot load {}: none of the {} tensors of {} has this name or matches this pattern",
+            quote(pattern, detail::max_label_name), opened.stored.size(), detail::name_of_files(opened)));
 }
 
 /// Whether load_options::dtype is for elements of this type.

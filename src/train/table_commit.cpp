@@ -9,7 +9,7 @@ namespace pinflow {
 
 using detail::table_step;
 
-// How rows go back: commits and leases of one's own rules, and how leases end.
+// commit, write_back and set_rate of an embedding table, and how leases end.
 
 void embedding_table::state::check_gradients(const table_step& step, const std::byte* gradients,
                                              const pinflow::dtype& type) const {

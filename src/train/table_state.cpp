@@ -129,11 +129,10 @@ table_step& embedding_table::state::take_step() {
     if (oldest == committed_.end()) {
         const auto lost = std::ranges::count_if(
             steps_, [&](const auto& step) { return phase_of(*step) == table_step::phase::lost; });
-        throw all_slots_leased(
-            fmt::format("all {} steps of an embedding table are leased or prefetched, or hold rows that "
-                        "those need, or are "
-                        "lost ({}): commit or drop leases first",
-                        steps_.size(), lost));
+        throw all_slots_leased(fmt::format(
+            "cannot fetch or prefetch: all {} steps of the embedding table are in use: commit or drop "
+            "leases, or fetch what was prefetched{}",
+            steps_.size(), lost == 0 ? "" : fmt::format("; {} of them are lost", lost)));
     }
     table_step& step = **oldest;
     gathers_.view().wait(step.written);  // so later gathers see what it wrote

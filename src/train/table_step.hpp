@@ -31,7 +31,7 @@ struct table_step {
         prefetched,  ///< its rows are being gathered, unless there was a failure
         leased,
         dropped,    ///< not committed; free_dropped frees it
-        lost,       ///< dropped, and nothing tells when its stream has passed: its memory is not used again
+        lost,       ///< dropped, but no event could be recorded: its memory is not used again
         committed,  ///< its rows are being written, or have been
     };
 

@@ -68,7 +68,7 @@ class embedding_lease {
     embedding_lease& operator=(const embedding_lease&) = delete;
     ~embedding_lease();
 
-    /// Whether it was not committed, written back or moved: otherwise no other member may be used.
+    /// False once the lease was committed, written back or moved from. Then no other member may be called.
     bool is_valid() const noexcept;
     /// The number of different ids. If the ids of the fetch were in device memory, only the device knows it:
     /// then this is position_count(), and rows from *device_row_count() on are undefined.
@@ -176,13 +176,13 @@ class embedding_table {
     /// float32, float16 or bfloat16.
     /// @throws invalid_argument for a lease of another table, for a stream of another device, for null
     /// gradients, and for wrong ids in device memory, if the device has finished their fetch.
-    /// A lease that is refused for one of these reasons, except for wrong ids, is still valid.
-    /// @throws unsupported for gradients of another type.
+    /// @throws unsupported for gradients of another type, and for a stream that is being captured.
+    /// After all of these but wrong ids, the lease is still valid. Any other error ends it.
     void commit(embedding_lease&& lease, const std::byte* gradients, const pinflow::dtype& type,
                 stream_view stream);
     /// Writes back what the caller has written to the weights of the lease; what others have committed to its
     /// rows since the fetch is lost.
-    /// @throws invalid_argument for leases, streams and ids as `commit`.
+    /// @throws as `commit`, for leases, streams and ids.
     void write_back(embedding_lease&& lease, stream_view stream);
     /// The rate of all later commits, on any stream.
     /// @throws invalid_argument if it is negative or not finite.

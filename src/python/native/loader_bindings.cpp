@@ -116,7 +116,8 @@ class python_loader {
         last.reset();
         has_ended->wait(false);  // another thread may be the last owner
     }
-    /// Gives up a loader on a thread that may be one of its own, whose end the loader waits for.
+    /// Destroys a loader on a new thread: the calling one may be a thread of the loader, which its destructor
+    /// waits for.
     static void end_elsewhere(std::shared_ptr<loader> last) {
         auto* const kept = new std::shared_ptr(std::move(last));
         try {
@@ -150,7 +151,7 @@ class python_loader {
                 const std::shared_ptr<loader> own = std::move(share);
                 is_over = own->wait_for(signal_interval);
             }
-            // such as Ctrl-C: before the batch is taken, so that it is not lost
+            // such as Ctrl-C
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
             share = loader_;
             if (!share) return std::nullopt;
@@ -162,7 +163,7 @@ class python_loader {
             }
         }
         if (!taken) return std::nullopt;
-        if (PyErr_CheckSignals() != 0) {
+        if (PyErr_CheckSignals() != 0) {  // Python will not see this batch: the next call returns it
             if (loader_) {
                 loader_->take_back(std::move(*taken));
             } else {  // closed by the signal's handler

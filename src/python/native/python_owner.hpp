@@ -41,14 +41,14 @@ bool is_ending() noexcept;
 /// Drops the references that were given up. Those given up later are never dropped.
 void stop_dropping() noexcept;
 
-/// Lives while C++ code has called a Python object: one that gives rows or an order.
+/// Marks that this thread runs a Python callback, of a source of rows or of an order.
 class python_callback {
  public:
     python_callback() noexcept;
     python_callback(const python_callback&) = delete;
     python_callback& operator=(const python_callback&) = delete;
     ~python_callback();
-    /// Whether this thread is in one. It may be a thread of a loader.
+    /// Whether this thread runs one. It may be a thread of a loader.
     static bool is_running() noexcept;
 };
 

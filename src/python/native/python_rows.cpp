@@ -90,7 +90,7 @@ class python_rows final : public row_source {
 
  private:
     /// All objects of this process. A thread of the parent may be in a call when it forks; in the child there
-    /// is no such thread, so all are unlocked.
+    /// is no such thread, so the child makes every mutex anew.
     struct registry {
         std::mutex mutex;
         std::set<const python_rows*> all;
@@ -103,7 +103,7 @@ class python_rows final : public row_source {
                                                            new (&each->mutex_) std::mutex;
                                                        live().mutex.unlock();
                                                    });
-        static_cast<void>(status);  // without memory for the handlers, children are as other programs' are
+        static_cast<void>(status);  // if it failed, a child may find a locked source
         return only;
     }
 

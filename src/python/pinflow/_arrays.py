@@ -263,7 +263,7 @@ def bytes_of(array: AnyArray) -> AnyArray:
 
 
 def path_text(path: PathLike) -> str:
-    """A path as a text."""
+    """A path as a str."""
     if not isinstance(path, (str, bytes, os.PathLike)):
         raise InvalidArgument(f"a file is given by its path, not by {type(path).__name__}")
     text = os.fsdecode(path)
@@ -287,7 +287,7 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
     """
     text = path_text(path)
     if stack and not _native.is_pattern(text):
-        raise InvalidArgument(f"`stack` is for patterns: it makes each of their files one row, and {ascii(text)} is none")
+        raise InvalidArgument(f"`stack` makes each file of a pattern one row, and {ascii(text)} is not a pattern")
     if name is None:
         return Array(_native.open_array(text, stack))
     if _native.is_pattern(text):

@@ -21,8 +21,8 @@ Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
 _PIECE_BYTES = 16 << 20
 
 
-class _Place(NamedTuple):
-    """Where the rows of leases are, as PyTorch calls the device, and of what."""
+class _RowFormat(NamedTuple):
+    """PyTorch's device and type of a table's rows, and the bytes of one."""
 
     device: str
     dtype: str
@@ -33,8 +33,8 @@ class EmbeddingLease:
     """Rows on the table's device, from `fetch` to `commit`: each row once, in ascending order of ids. Needs PyTorch.
     Dropping it without a commit changes nothing in the table."""
 
-    def __init__(self, lease: Any, place: _Place, has_gpu_ids: bool = False) -> None:
-        self._lease, self._place, self._has_gpu_ids = lease, place, has_gpu_ids
+    def __init__(self, lease: Any, row_format: _RowFormat, has_gpu_ids: bool = False) -> None:
+        self._lease, self._format, self._has_gpu_ids = lease, row_format, has_gpu_ids
 
     @property
     def weights(self) -> Any:
@@ -43,7 +43,7 @@ class EmbeddingLease:
         torch = _torch()
         rows, stride = self._lease.row_count, self._lease.stride_bytes
         raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
-        return raw[:, :self._place.row_bytes].view(getattr(torch, self._place.dtype))
+        return raw[:, :self._format.row_bytes].view(getattr(torch, self._format.dtype))
 
     @property
     def positions(self) -> Any:
@@ -76,13 +76,13 @@ class EmbeddingLease:
     def _view(self, address: int, nbytes: int) -> Any:
         torch = _torch()
         if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8, device=self._place.device)
+            return torch.empty(0, dtype=torch.uint8, device=self._format.device)
         interface = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
-        if self._place.device == "cpu":
+        if self._format.device == "cpu":
             import numpy
 
             return torch.from_numpy(numpy.asarray(Interface(interface, self._lease)))
-        return torch.as_tensor(_CudaMemory(interface, self._lease), device=self._place.device)
+        return torch.as_tensor(_CudaMemory(interface, self._lease), device=self._format.device)
 
 
 class EmbeddingTable:
@@ -141,12 +141,12 @@ class EmbeddingTable:
         self._gpu = self._table.gpu
         self._torch_device = "cpu" if self._gpu is None else self._table.device
         # not the table itself: the gradients that the table keeps have leases
-        self._place = _Place(self._torch_device, self.dtype, self._row_bytes)
+        self._format = _RowFormat(self._torch_device, self.dtype, self._row_bytes)
         #: of backward passes: the lease, if it is still held, the ids and their gradients
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
         self._events: List[Any] = []
         self._held: Any = None
-        #: rows that the function of first weights has made or need not make
+        #: how many rows, from the first on, need no call of the function of first weights any more
         self._begun = 0
         self._begin()
 
@@ -215,7 +215,7 @@ class EmbeddingTable:
         except InvalidArgument:  # perhaps of an earlier fetch
             self._drop_wrong_passes()
             raise
-        return EmbeddingLease(lease, self._place, on_gpu)
+        return EmbeddingLease(lease, self._format, on_gpu)
 
     def commit(self, lease: EmbeddingLease, gradients: Any) -> None:
         """Makes one step of the optimizer on each row of the lease, and writes it back.
@@ -224,7 +224,9 @@ class EmbeddingTable:
             gradients: a tensor on the table's device with a row for each id of the fetch. Those of equal ids are added.
 
         Raises:
-            InvalidArgument: gradients of another shape or on another device; a lease that was committed.
+            InvalidArgument: gradients of another shape or on another device, or no dense tensor; a lease of another
+                table, or one that was committed or released; ids on the GPU outside the table.
+            Unsupported: gradients of another type. Except for wrong ids, the lease is still valid.
         """
         self._commit(lease, gradients)
 
@@ -251,7 +253,8 @@ class EmbeddingTable:
             weights: an array or tensor of shape (len(ids), columns), of any real type. Of equal ids the last counts.
 
         Raises:
-            InvalidArgument: another shape, ids outside the table, or leases are held.
+            InvalidArgument: another shape, ids outside the table, or leases of `fetch` are held. (That of a lookup is
+                released; `step` fetches its rows again.)
         """
         self._write(ids, weights)
         self._begun = self.shape[0]
@@ -404,8 +407,8 @@ class EmbeddingTable:
         return lease
 
     def _release_held(self) -> bool:
-        """Releases the lease of a forward pass, if one is held, and returns whether it has: its graph may live long.
-        `step` fetches its rows again."""
+        """Releases the lease of the last forward pass, because its graph may be kept: `step` fetches its rows again.
+        Returns whether there was one."""
         held = self._held() if self._held is not None else None
         if held is None or not held._lease.is_valid():
             return False

@@ -115,7 +115,7 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
 
     Raises:
         NotFound, FormatError: as `open`. DataChanged: a file has changed since it was opened. A safetensors file may be
-            replaced by another one meanwhile.
+            replaced meanwhile (see safe_open).
         InvalidArgument: two tensors have one name, or a name or pattern selects none.
         Unsupported: the framework has no such type, or the route 'copy' cannot be taken.
         SystemFailure: a read has failed, or host memory is short.
@@ -158,7 +158,7 @@ def _names_of(names: Iterable[str]) -> List[str]:
     listed = builtins.list(names)
     for each in listed:
         if not is_name(each):
-            raise InvalidArgument(f"names is a list of names and patterns, and {each!r} is none")
+            raise InvalidArgument(f"names is a list of names and patterns, not of {each!r}")
     return listed
 
 

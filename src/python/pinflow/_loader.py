@@ -178,9 +178,10 @@ class Report:
     """Where the time of a loader went. `str(report)` is the verdict, one sentence.
 
     `values` has the rest: verdict, route, reason, arrays (name, transfer, reason, bytes of each), threads, slots,
-    threads_reason and slots_reason (why there are no more, or empty), lost_slots (not filled again, because no event
-    could be recorded in a stream that used them), slot_bytes, batches, rows, bytes, seconds, pinned_bytes; the seconds that the consumer waited, by cause: storage_wait, file_wait,
-    cpu_wait, link_wait; and consumer_wait, the seconds that the loader waited for it.
+    threads_reason and slots_reason (what limits the number, or empty), lost_slots (not filled again, because no event
+    could be recorded in a stream that used them), slot_bytes, batches, rows, bytes, seconds, pinned_bytes; the seconds
+    that the consumer waited, by cause: storage_wait, file_wait, cpu_wait, link_wait; and consumer_wait, the seconds
+    that the loader waited for it.
     """
 
     def __init__(self, values: Dict[str, Any]) -> None:
@@ -293,7 +294,8 @@ class Loader:
         InvalidArgument, NotFound, FormatError, Unsupported, DeviceError, SystemFailure: on construction. A loop also
             raises DataChanged if a file changes, and what a Python source or order raises.
 
-    Not for several threads at a time. A forked process (a worker of a DataLoader) cannot use a loader of its parent.
+    Not for several threads at a time. A forked process (a worker of a DataLoader) cannot use a loader of its parent, but
+    may close it.
     """
 
     def __init__(self, *sources: Any, batch: int = 64, order: Any = "shuffled", seed: int = 0,
@@ -416,7 +418,7 @@ class Loader:
         recognised.
 
         Raises:
-            DataChanged: a file has changed. Save a state before.
+            DataChanged: a file changed before the first call.
         """
         state: Dict[str, Any] = json.loads(self._loader.state())
         if self._is_between:

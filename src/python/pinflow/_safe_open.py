@@ -37,8 +37,13 @@ class TensorSlice:
     def __getitem__(self, key: Any) -> Any:
         """The elements that `key` selects. Of the first axis that a number or a slice of step 1 restricts, only the needed
         range is read. All other axes are read whole, and indexed afterwards. With any other key, such as None, a list
-        or a mask, the whole tensor is read. Of chunked HDF5 datasets, all chunks with a needed row are decoded; of a
-        .npz member that must be decoded or reordered, everything."""
+        or a mask, the whole tensor is read. Of a chunked HDF5 dataset, every chunk with a needed row is decoded. A
+        .npz member that must be decoded or reordered is read whole.
+
+        Raises:
+            IndexError: as for a numpy array.
+            Unsupported: with framework='dlpack', the key is not one slice of step 1 along one axis.
+        """
         request, rest = self._request_of(key)
         if self._opened._framework != "dlpack":
             return self._opened._load(request)[rest]
@@ -96,7 +101,8 @@ class safe_open:  # named as in safetensors, whose place it takes
             for name in model.keys():
                 weight = model.get_tensor(name)
 
-    A safetensors file may be replaced by another one meanwhile. A file that is written to is an error (DataChanged).
+    A safetensors file may be replaced while it is open: its old contents are loaded. If the files are more than a
+    quarter of the descriptors that the process may have, replacing one raises DataChanged, as writing to a file does.
 
     Args:
         filename: the file, or a list of files. No two may have a tensor of the same name.
@@ -127,12 +133,12 @@ class safe_open:  # named as in safetensors, whose place it takes
         return self._opened
 
     def keys(self) -> List[str]:
-        """The names of the tensors, sorted. Some may be of a type that pinflow lacks: `get_tensor` refuses them."""
+        """The names of the tensors, sorted. Some may be impossible to load: `get_tensor` says why."""
         return sorted(self.offset_keys())
 
     def offset_keys(self) -> List[str]:
-        """The same names, file by file, of a safetensors file in the order of their data; then those that `get_tensor`
-        refuses."""
+        """The same names in the order of the files and, in a safetensors file, of their data. Those that `get_tensor`
+        refuses come last."""
         return [*self._types, *self._files.refused_names()]
 
     def __iter__(self) -> Iterator[str]:
@@ -148,7 +154,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         return self._load((name, -1, 0, 0, ""))
 
     def get_tensors(self) -> Dict[str, Any]:
-        """Loads all tensors together, which is faster than one by one."""
+        """Loads all tensors together, which is faster than one by one. Raises as `get_tensor` if one cannot be loaded."""
         return self._load_all([(name, -1, 0, 0, "") for name in self.offset_keys()])
 
     def get_slice(self, name: str) -> TensorSlice:

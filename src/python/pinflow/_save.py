@@ -21,13 +21,14 @@ def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Di
 
     Args:
         tensors: PyTorch tensors, DeviceTensors or numpy arrays, all on one device. Those that are not contiguous are
-            copied first. Tensors that share memory are written each by itself.
-        metadata: texts by name.
+            copied first. Tensors that share memory are each written in full.
+        metadata: a dict of str to str.
         progress: called with the bytes written and all bytes, at most ten times a second, and at the end. If it raises,
-            or at Ctrl-C, the file is not written.
+            or on Ctrl-C, the save ends, and an existing file stays as it was.
 
     Raises:
-        InvalidArgument: tensors of several devices, metadata that is no text, or a type that cannot be saved.
+        InvalidArgument: tensors of several devices, metadata that is no str, or a type that cannot be saved.
+        SystemFailure: the file cannot be written. DeviceError: the device has failed.
     """
     if not isinstance(tensors, dict):
         raise InvalidArgument(f"save_file takes tensors by name, a dict, not {type(tensors).__name__}")
@@ -53,10 +54,10 @@ def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Di
 
 def _texts_of(metadata: Any) -> List[Tuple[str, str]]:
     if not isinstance(metadata, dict):
-        raise InvalidArgument(f"metadata are texts by name, in a dict, not in a {type(metadata).__name__}")
+        raise InvalidArgument(f"metadata is a dict of str to str, not a {type(metadata).__name__}")
     for text in (each for item in metadata.items() for each in item):
         if not isinstance(text, str) or not _is_unicode(text):
-            raise InvalidArgument(f"metadata are texts by name, and {text!r} is no text")
+            raise InvalidArgument(f"metadata is a dict of str to str in valid Unicode, not of {text!r}")
     return builtins.list(metadata.items())
 
 
@@ -73,7 +74,7 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     """(name, type, shape, address), the owner of the memory, and the device."""
     torch: Any = sys.modules.get("torch")
     if not isinstance(name, str) or not _is_unicode(name):
-        raise InvalidArgument(f"the names of tensors are texts, not {name!r}")
+        raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {name!r}")
     if torch is not None and isinstance(tensor, torch.Tensor):
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
             raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "

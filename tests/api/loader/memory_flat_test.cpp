@@ -59,7 +59,7 @@ TEST_CASE("memory: streaming 8 GiB takes no more anonymous memory than its slots
                         << " bytes, 8 GiB: " << large.peak_bytes << " bytes");
         CHECK(small.peak_bytes > before);
         CHECK(large.slot_bytes == small.slot_bytes);
-        // AddressSanitizer has a byte of its own for every eight of them
+        // AddressSanitizer's shadow memory has a byte for every eight bytes of the slots
         const std::uint64_t sanitizer_bytes = sanitized ? large.slot_bytes / 8 : 0;
         // not every slot need be used, because the last released slot is filled first
         CHECK(large.peak_bytes < before + large.slot_bytes + sanitizer_bytes + (std::uint64_t{16} << 20));
