@@ -54,8 +54,11 @@ std::optional<batch> loader::next() {
 }
 
 void loader::take_back(batch&& unused) {
+    const pipeline& work = valid_pipeline();
+    if (work.pool().forked())
+        throw device_error("a forked process cannot give a batch back: the loader belongs to the parent");
     const std::shared_ptr<detail::slot_lease>& lease = detail::lease_of(unused);
-    if (!lease || &lease->pool() != &valid_pipeline().pool() || lease.use_count() != 1)
+    if (!lease || &lease->pool() != &work.pool() || lease.use_count() != 1)
         throw invalid_argument(
             "a loader takes back only a batch of its own that is held and of which there are no tensors");
     lease->undo();

@@ -32,7 +32,8 @@ class row_reader {
     row_reader(std::shared_ptr<const row_source> source, row_access access);
 
     /// Writes the rows `ids` to `destination`, one after the other. `session` is for one thread.
-    /// @return the time spent waiting for storage.
+    /// @return the time spent waiting for storage. If copies waited, this is the time for which the thread
+    /// was blocked since the session's timer began, so also in earlier copies.
     /// @throws as row_source::read_rows.
     std::chrono::nanoseconds read(std::span<const std::uint64_t> ids, std::byte* destination,
                                   read_session& session) const;

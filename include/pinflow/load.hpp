@@ -213,8 +213,9 @@ class tensor_files {
     /// and all memory is freed.
     /// @throws as `tensor` for a name; invalid_argument also for a slice outside its axis, a type that the
     /// elements cannot be cast to, and a tensor that is requested twice.
-    /// @throws data_changed for a file that has changed since it was opened; format_error for one whose
-    /// content is damaged; system_failure; device_error if a GPU is out of memory.
+    /// @throws data_changed for a file that has changed since it was opened (a safetensors file may be
+    /// replaced, unless such files hold half of the descriptors that input_files may have); format_error for
+    /// one whose content is damaged; system_failure; device_error if a GPU is out of memory.
     /// @throws unsupported on a GPU if the route is `copy` and pages cannot be page-locked, or some of the
     /// tensors are not for this route; on a GPU also for elements of more than 4 MiB each that must be
     /// decoded or reordered.

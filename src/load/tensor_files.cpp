@@ -2,6 +2,7 @@
 #include <fnmatch.h>
 
 #include <algorithm>
+#include <atomic>
 #include <iterator>
 #include <numeric>
 #include <optional>
@@ -36,7 +37,27 @@ struct listed_file {
     std::vector<array_listing> arrays;  ///< of any other file
 };
 
-listed_file list_file(const std::filesystem::path& path, bool is_kept_open) {
+/// Opens a safetensors file. It may be replaced meanwhile, because its descriptor stays open, if at most half
+/// of the descriptors that input_files may have are held so: the others share the rest.
+std::shared_ptr<const input_file> open_replaceable(const std::filesystem::path& path) {
+    static std::atomic<std::size_t> kept_open = 0;
+    if (kept_open.fetch_add(1) >= detail::descriptor_cache::max_open() / 2) {
+        --kept_open;
+        return std::make_shared<const input_file>(path);
+    }
+    try {
+        auto file = std::make_unique<const input_file>(path, change_check::file);
+        return {file.release(), [](const input_file* closed) {
+                    delete closed;
+                    --kept_open;
+                }};
+    } catch (...) {
+        --kept_open;
+        throw;
+    }
+}
+
+listed_file list_file(const std::filesystem::path& path) {
     std::error_code no_status;
     if (std::filesystem::is_directory(path, no_status))
         throw format_error(fmt::format("cannot load tensors of {}: it is a folder; pass the files in it",
@@ -44,9 +65,8 @@ listed_file list_file(const std::filesystem::path& path, bool is_kept_open) {
     listed_file listed;
     listed.format = format_of(path);
     const bool is_safetensors = listed.format == file_format::safetensors;
-    // such a file may be replaced meanwhile; the others are opened by their paths when they are decoded
-    const auto check = is_safetensors && is_kept_open ? change_check::file : change_check::path;
-    listed.file = std::make_shared<const input_file>(path, check);
+    // the others are opened by their paths when they are decoded
+    listed.file = is_safetensors ? open_replaceable(path) : std::make_shared<const input_file>(path);
     if (is_safetensors) {
         listed.header = detail::read_safetensors_header(*listed.file, detail::safetensors_metadata::kept);
     } else {
@@ -59,11 +79,9 @@ listed_file list_file(const std::filesystem::path& path, bool is_kept_open) {
 std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths) {
     std::vector<listed_file> listed(paths.size());
     std::vector<std::exception_ptr> failures(paths.size());
-    // descriptors that stay open, and others that may be closed meanwhile, share the bound
-    const bool are_kept_open = paths.size() <= detail::descriptor_cache::max_open() / 2;
     const auto list = [&](std::size_t i) {
         try {
-            listed[i] = list_file(paths[i], are_kept_open);
+            listed[i] = list_file(paths[i]);
         } catch (...) {
             failures[i] = std::current_exception();
         }

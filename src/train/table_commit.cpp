@@ -105,7 +105,7 @@ void embedding_table::state::drop(table_step& step, stream_view stream) noexcept
             step.released.record(stream);
             phase = table_step::phase::dropped;
         }
-    } catch (const error&) {
+    } catch (...) {
         phase = table_step::phase::lost;  // the device may still read the rows
     }
     set_phase(step, phase);

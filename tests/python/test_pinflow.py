@@ -683,22 +683,31 @@ class SourceTest(Folder):
         self.assertEqual((done.returncode, done.stdout), (0, "done\n"), done.stderr)
 
     def test_a_loader_may_end_on_its_own_thread(self):
-        code = ("import gc, time, numpy as np, pinflow\n"
+        code = ("import gc, threading, numpy as np, pinflow, weakref\n"
+                "trained, collected = threading.Event(), threading.Event()\n"
                 "class Source:\n"
                 "    dtype, shape = 'int32', (20000, 7)\n"
+                "    reads = 0\n"
                 "    def read_rows(self, ids, out):\n"
-                "        gc.collect()\n"
+                "        self.reads += 1\n"
+                "        if self.reads == 3:\n"
+                "            trained.wait(60)\n"
+                "            gc.collect()\n"
+                "            if dead() is None: collected.set()\n"
                 "        np.frombuffer(out, 'i4')[:] = 0\n"
                 "class Trainer:\n"
                 "    def __init__(self):\n"
                 "        self.loader = pinflow.Loader(Source(), batch=64, threads=1, device='host')\n"
                 "        self.hook = lambda: self\n"
                 "def train():\n"
+                "    global dead\n"
+                "    gc.disable()\n"
                 "    trainer = Trainer()\n"
+                "    dead = weakref.ref(trainer)\n"
                 "    for (x,) in trainer.loader: break\n"
                 "train()\n"
-                "time.sleep(0.3)\n"
-                "print('done')")
+                "trained.set()\n"
+                "print('done' if collected.wait(60) else 'kept')")
         self.assert_ends(code, times=2)
 
     def test_a_forked_child_may_close_a_loader_but_not_use_it(self):

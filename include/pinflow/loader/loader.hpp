@@ -152,7 +152,7 @@ class loader {
     /// counted as returned. For a consumer that is interrupted before it has used the batch. No work on it
     /// may have been enqueued. Thread-safe.
     /// @throws invalid_argument for a batch of another loader, a released one, and one of which there are
-    /// tensors.
+    /// tensors; device_error in a process forked later.
     void take_back(batch&& unused);
 
     /// Waits until `next` has something to return (a batch, the end or an error), but no longer than

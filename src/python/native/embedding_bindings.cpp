@@ -57,12 +57,27 @@ class python_lease {
         const embedding_lease ended = std::move(lease_);
     }
 
-    embedding_lease& get() {
+    const embedding_lease& get() const {
         if (!is_valid()) throw invalid_argument("the rows were committed or released already");
         return lease_;
     }
     bool is_valid() const noexcept { return lease_.is_valid(); }
-    void release() { const embedding_lease released = std::move(get()); }
+    /// Needs the GIL, so that one thread gets it.
+    embedding_lease take() {
+        static_cast<void>(get());
+        return std::move(lease_);
+    }
+    /// Calls work(lease), which may give up the GIL. If it throws and has left the lease valid, that is kept.
+    template <typename Work>
+    void use_up(Work work) {
+        embedding_lease taken = take();
+        try {
+            work(std::move(taken));
+        } catch (...) {
+            if (taken.is_valid()) lease_ = std::move(taken);
+            throw;
+        }
+    }
 
  private:
     embedding_lease lease_;
@@ -146,8 +161,9 @@ void bind_embedding_tables(nb::module_& module) {
              })
         .def("is_valid", [](const python_lease& self) { return self.is_valid(); })
         .def("release", [](python_lease& self) {
+            std::optional<embedding_lease> taken = self.take();
             const gil_release released;
-            self.release();
+            taken.reset();
         });
     nb::class_<python_embeddings>(module, "EmbeddingTable")
         .def(
@@ -206,19 +222,21 @@ void bind_embedding_tables(nb::module_& module) {
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,
                const std::string& type, stream_number stream) {
                 const dtype of_gradients = dtype::parse(type);
-                embedding_lease& held = lease.get();
-                self.run(stream, [&](embedding_table& table, stream_view on) {
-                    table.commit(std::move(held), std::bit_cast<const std::byte*>(gradients), of_gradients,
-                                 on);
+                lease.use_up([&](embedding_lease&& held) {
+                    self.run(stream, [&](embedding_table& table, stream_view on) {
+                        table.commit(std::move(held), std::bit_cast<const std::byte*>(gradients),
+                                     of_gradients, on);
+                    });
                 });
             },
             nb::arg("lease"), nb::arg("gradients"), nb::arg("type"), nb::arg("stream").none())
         .def(
             "write_back",
             [](python_embeddings& self, python_lease& lease, stream_number stream) {
-                embedding_lease& held = lease.get();
-                self.run(stream, [&](embedding_table& table, stream_view on) {
-                    table.write_back(std::move(held), on);
+                lease.use_up([&](embedding_lease&& held) {
+                    self.run(stream, [&](embedding_table& table, stream_view on) {
+                        table.write_back(std::move(held), on);
+                    });
                 });
             },
             nb::arg("lease"), nb::arg("stream").none())

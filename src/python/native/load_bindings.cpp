@@ -37,7 +37,7 @@ namespace {
 /// Once Python is ending, versions before 3.14 end a thread that asks for the GIL, by pthread_exit. That
 /// unwinds the stack, and in a noexcept function it ends the process.
 void check_not_ending() {
-    if (is_ending()) throw error("the load is ended, because Python ends");
+    if (may_not_take_gil()) throw error("the load or save is ended, because Python ends");
 }
 
 /// Device memory that a Python function allocates: for a size in bytes it returns the object that owns the

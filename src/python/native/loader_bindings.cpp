@@ -12,9 +12,9 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
-#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -43,6 +43,12 @@ constexpr std::chrono::milliseconds signal_interval{50};
 std::vector<python_loader*>& live_loaders() {
     static auto& all = *new std::vector<python_loader*>;
     return all;
+}
+
+/// The loaders that end_elsewhere is destroying. end_all_loaders waits for them.
+std::atomic<unsigned>& ending_elsewhere() {
+    static auto& count = *new std::atomic<unsigned>(0);
+    return count;
 }
 
 /// A batch that Python holds. Its tensors hold it, too.
@@ -104,7 +110,7 @@ class python_loader {
     }
 
     /// Stops the loader, also for other threads that wait in `next`, and waits for the threads of the loader,
-    /// which may wait for the GIL.
+    /// which may wait for the GIL. In a callback, which may run on such a thread, it does not wait.
     void end() {
         std::shared_ptr<loader> last = std::move(loader_);
         if (!last) return;
@@ -118,12 +124,20 @@ class python_loader {
     }
     /// Destroys a loader on a new thread: the calling one may be a thread of the loader, which its destructor
     /// waits for.
-    static void end_elsewhere(std::shared_ptr<loader> last) {
-        auto* const kept = new std::shared_ptr(std::move(last));
+    static void end_elsewhere(std::shared_ptr<loader> last) noexcept {
+        ++ending_elsewhere();
         try {
-            std::thread([kept] { delete kept; }).detach();
-        } catch (const std::system_error&) {
-            return;  // without a thread, the stopped loader is kept for ever
+            auto* const kept = new std::shared_ptr(last);
+            last.reset();
+            std::thread([kept] {
+                delete kept;
+                --ending_elsewhere();
+                ending_elsewhere().notify_all();
+            }).detach();
+        } catch (...) {
+            // without memory or a thread, the stopped loader is kept for ever
+            new (std::nothrow) std::shared_ptr(std::move(last));
+            --ending_elsewhere();
         }
     }
     /// A share, because another thread may call `end` meanwhile.
@@ -344,6 +358,11 @@ void bind_loaders(nb::module_& module) {
             python_loader* const last = live_loaders().back();
             live_loaders().pop_back();
             last->end();
+        }
+        {
+            const gil_release released;
+            while (const unsigned count = ending_elsewhere().load())
+                ending_elsewhere().wait(count);
         }
         stop_dropping();
     });

@@ -113,8 +113,12 @@ bool python_callback::is_running() noexcept {
     return callback_depth != 0;
 }
 
+bool may_not_take_gil() noexcept {
+    return ending && std::this_thread::get_id() != ending_thread && callback_depth == 0;
+}
+
 gil_release::~gil_release() {
-    while (ending && std::this_thread::get_id() != ending_thread && callback_depth == 0)
+    while (may_not_take_gil())
         ::pause();
     try {
         PyEval_RestoreThread(state_);

@@ -38,6 +38,8 @@ void drop_given_up() noexcept;
 void begin_ending() noexcept;
 /// Whether that has been called.
 bool is_ending() noexcept;
+/// Whether Python is ending and this thread must not take the GIL any more.
+bool may_not_take_gil() noexcept;
 /// Drops the references that were given up. Those given up later are never dropped.
 void stop_dropping() noexcept;
 

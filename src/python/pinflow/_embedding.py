@@ -104,7 +104,7 @@ class EmbeddingTable:
         weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); these depend on `seed`
             and on the row alone. Or a function of (first, end) that returns the weights of these rows, as an array
             of the shape (end - first, columns); it is called for all rows, some at a time, in their order.
-        device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
+        device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', or a torch.device.
         max_batch_ids: the most ids of one fetch.
         look_ahead: how many steps `prefetch` may be ahead. The device holds 2 + 2 * look_ahead batches.
         device_rows: how many rows, from the first on, stay in device memory.
@@ -119,9 +119,10 @@ class EmbeddingTable:
     def __init__(self, rows: int, columns: int, *, dtype: Any = "float32", optimizer: str = "adam",
                  lr: Optional[float] = None, weights: Weights = "zeros", seed: int = 0, device: str = "auto",
                  max_batch_ids: int = 1 << 17, look_ahead: int = 1, device_rows: int = 0, **settings: Any) -> None:
-        for argument, number in (("rows", rows), ("columns", columns), ("seed", seed), ("max_batch_ids", max_batch_ids),
-                                 ("look_ahead", look_ahead), ("device_rows", device_rows)):
-            _check_whole(argument, number)
+        for argument, number, end in (("rows", rows, 1 << 63), ("columns", columns, 1 << 63), ("seed", seed, 1 << 64),
+                                      ("max_batch_ids", max_batch_ids, 1 << 63), ("look_ahead", look_ahead, 9),
+                                      ("device_rows", device_rows, 1 << 63)):
+            _check_whole(argument, number, end)
         if not isinstance(optimizer, str):
             raise InvalidArgument(f"optimizer is the name of a rule, such as 'adam', not {optimizer!r}")
         name = str(dtype)
@@ -278,7 +279,7 @@ class EmbeddingTable:
             InvalidArgument: fewer rows, or leases are held.
             SystemFailure, DeviceError: memory is short.
         """
-        _check_whole("rows", rows)
+        _check_whole("rows", rows, 1 << 63)
         self._release_held()
         self._table.grow(rows)
         self.shape = (rows, self.shape[1])
@@ -310,8 +311,10 @@ class EmbeddingTable:
 
     def set_rate(self, lr: float) -> None:
         """Sets the rate of all later commits."""
-        if isinstance(lr, bool) or not isinstance(lr, (int, float)):
-            raise InvalidArgument(f"lr is a number, not {lr!r}")
+        try:
+            lr = float(lr)
+        except (TypeError, ValueError):
+            raise InvalidArgument(f"lr is a number, not {lr!r}") from None
         stream, _ = consumer_stream(None, self._gpu)
         self._table.set_rate(lr, stream)
 
@@ -481,8 +484,12 @@ def _host_ids(ids: Any) -> Any:
     if _is_on_gpu(ids):
         raise Unsupported(f"the ids are on {ids.device}, and only `fetch` and the module take ids on a GPU: use "
                           "ids.cpu()")
-    given = _real_tensor(ids).numpy() if _is_torch(ids) and not ids.dtype.is_floating_point else ids
-    array = elements_of(given if not _is_torch(given) else given.detach().float().numpy())
+    if _is_torch(ids):
+        torch = _torch()
+        if ids.layout != torch.strided or ids.device.type != "cpu" or ids.is_floating_point() or ids.is_complex():
+            raise InvalidArgument(f"ids are whole numbers below 2^63, not {ids.dtype} of {ids.layout} on {ids.device}")
+        ids = ids.detach().numpy()
+    array = elements_of(ids)
     if array.size > 0 and array.dtype.kind not in "iu":
         raise InvalidArgument(f"ids are whole numbers below 2^63, not {array.dtype} of shape {array.shape}")
     if array.dtype == numpy.uint64 and array.size > 0 and int(array.max()) >= 1 << 63:
@@ -512,15 +519,15 @@ def _real_tensor(array: Any) -> Any:
     return tensor
 
 
-def _check_whole(name: str, number: Any) -> None:
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 0 <= int(number) < 1 << 63:
-        raise InvalidArgument(f"{name} is a whole number of at least 0, not {number!r}")
+def _check_whole(name: str, number: Any, end: int) -> None:
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 0 <= int(number) < end:
+        raise InvalidArgument(f"{name} is a whole number from 0 to {end - 1}, not {number!r}")
 
 
 def _first_weights(spec: Any) -> Tuple[str, float, float]:
     if isinstance(spec, str) and spec == "zeros":
         return "zeros", 0.0, 0.0
-    if isinstance(spec, tuple) and len(spec) == 3 and spec[0] in ("uniform", "normal"):
+    if isinstance(spec, (tuple, list)) and len(spec) == 3 and spec[0] in ("uniform", "normal"):
         kind, first, second = spec
         if all(isinstance(each, numbers.Real) for each in (first, second)):
             return kind, float(first), float(second)

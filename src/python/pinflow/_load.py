@@ -9,7 +9,7 @@ import importlib.util
 import io
 import os
 import sys
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
 from ._arrays import Interface, PathLike, numpy_type, path_text

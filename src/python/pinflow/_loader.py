@@ -385,8 +385,13 @@ class Loader:
             return False
         self._turn += 1
         if self._native_at != self._epoch:
+            self._report = self._loader.report()
             self._loader.close()  # first: the memory of its slots may be needed
-            self._restart({"state": None, "first_epoch": self._epoch})
+            try:
+                self._restart({"state": None, "first_epoch": self._epoch})
+            except BaseException:
+                self._closed = True
+                raise
         self._native_at = None
         self._is_between = False
         self._epoch += 1

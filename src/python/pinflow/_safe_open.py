@@ -101,8 +101,9 @@ class safe_open:  # named as in safetensors, whose place it takes
             for name in model.keys():
                 weight = model.get_tensor(name)
 
-    A safetensors file may be replaced while it is open: its old contents are loaded. If the files are more than a
-    quarter of the descriptors that the process may have, replacing one raises DataChanged, as writing to a file does.
+    A safetensors file may be replaced while it is open: its old contents are loaded. But if open files hold more than a
+    quarter of the descriptors that the process may have, replacing another one raises DataChanged, as writing to a file
+    always does.
 
     Args:
         filename: the file, or a list of files. No two may have a tensor of the same name.
@@ -149,7 +150,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         return self._files.metadata() or None
 
     def get_tensor(self, name: str) -> Any:
-        """Loads one tensor."""
+        """Loads one tensor. Raises as `load_files`; Unsupported or FormatError if the tensor cannot be loaded."""
         self._shape(name)
         return self._load((name, -1, 0, 0, ""))
 
