@@ -141,21 +141,24 @@ void with_path(python_embeddings& self, const file_name& path) {
 
 void bind_embedding_tables(nb::module_& module) {
     nb::class_<python_lease>(module, "EmbeddingLease")
-        .def_prop_ro("weights_address",
-                     [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().weights()); })
-        .def_prop_ro("row_count", [](python_lease& self) { return self.get().row_count(); })
-        .def_prop_ro("stride_bytes", [](python_lease& self) { return self.get().stride_bytes(); })
-        .def_prop_ro("positions_address",
-                     [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().positions()); })
-        .def_prop_ro("position_count", [](python_lease& self) { return self.get().position_count(); })
         .def_prop_ro(
-            "device_row_count_address",
-            [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_row_count()); })
+            "weights_address",
+            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().weights()); })
+        .def_prop_ro("row_count", [](const python_lease& self) { return self.get().row_count(); })
+        .def_prop_ro("stride_bytes", [](const python_lease& self) { return self.get().stride_bytes(); })
+        .def_prop_ro(
+            "positions_address",
+            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().positions()); })
+        .def_prop_ro("position_count", [](const python_lease& self) { return self.get().position_count(); })
+        .def_prop_ro("device_row_count_address",
+                     [](const python_lease& self) {
+                         return std::bit_cast<std::uintptr_t>(self.get().device_row_count());
+                     })
         .def_prop_ro(
             "device_ids_address",
-            [](python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
+            [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
         .def("ids",
-             [](python_lease& self) {
+             [](const python_lease& self) {
                  const auto ids = self.get().ids();
                  return nb::bytes(ids.data(), ids.size_bytes());
              })

@@ -19,7 +19,8 @@ from typing import List as _List
 
 from . import _native
 from ._arrays import Array, RowSource, concatenate, list, open, save, stack
-from ._embedding import EmbeddingLease, EmbeddingTable
+from ._embedding import EmbeddingTable
+from ._embedding_lease import EmbeddingLease
 from ._errors import (
     AllSlotsLeased,
     AlreadyThere,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import numbers
-import sys
 import weakref
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import _native
-from ._arrays import Interface, elements_of, path_text
+from ._arrays import path_text
+from ._embedding_inputs import check_whole, first_weights, host_ids, ids_of, import_torch, is_on_gpu, joined_ids, real_tensor
+from ._embedding_lease import EmbeddingLease, RowFormat
 from ._errors import AllSlotsLeased, InvalidArgument, Unsupported
 from ._streams import consumer_stream
 from ._train import _TYPES, _numbers
@@ -19,70 +18,6 @@ _SPELLINGS = {"float32": "<f4", "float16": "<f2", "bfloat16": "bfloat16"}
 Weights = Union[str, Tuple[str, float, float], Callable[[int, int], Any]]
 #: a function of first weights makes about this many bytes in one call
 _PIECE_BYTES = 16 << 20
-
-
-class _RowFormat(NamedTuple):
-    """PyTorch's device and type of a table's rows, and the bytes of one."""
-
-    device: str
-    dtype: str
-    row_bytes: int
-
-
-class EmbeddingLease:
-    """Rows on the table's device, from `fetch` to `commit`: each row once, in ascending order of ids. Needs PyTorch.
-    Dropping it without a commit changes nothing in the table."""
-
-    def __init__(self, lease: Any, row_format: _RowFormat, has_gpu_ids: bool = False) -> None:
-        self._lease, self._format, self._has_gpu_ids = lease, row_format, has_gpu_ids
-
-    @property
-    def weights(self) -> Any:
-        """A tensor of shape (rows, columns) in the memory of the lease; not contiguous. Valid until the commit. If the
-        ids were on the GPU, it has as many rows as there were ids, and only the first `count` are defined."""
-        torch = _torch()
-        rows, stride = self._lease.row_count, self._lease.stride_bytes
-        raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
-        return raw[:, :self._format.row_bytes].view(getattr(torch, self._format.dtype))
-
-    @property
-    def positions(self) -> Any:
-        """An int64 tensor: for each id of the fetch, the row that has it. `weights[positions]` are the embeddings."""
-        count = self._lease.position_count
-        return self._view(self._lease.positions_address, count * 8).view(_torch().int64)
-
-    @property
-    def count(self) -> Any:
-        """The number of different ids. If they were on the GPU, a tensor there, because only the GPU knows it."""
-        if not self._has_gpu_ids:
-            return self._lease.row_count
-        return self._view(self._lease.device_row_count_address, 8).view(_torch().int64)[0].clone()
-
-    @property
-    def ids(self) -> Any:
-        """The ids of the rows, as a numpy array. If they were on the GPU, an int64 tensor there with as many entries as
-        `weights` has rows; only the first `count` are defined. That tensor is valid until the commit."""
-        import numpy
-
-        if self._has_gpu_ids:
-            return self._view(self._lease.device_ids_address, self._lease.row_count * 8).view(_torch().int64)
-
-        return numpy.frombuffer(self._lease.ids(), numpy.uint64).astype(numpy.int64)
-
-    def release(self) -> None:
-        """Gives the rows back without a change."""
-        self._lease.release()
-
-    def _view(self, address: int, nbytes: int) -> Any:
-        torch = _torch()
-        if nbytes == 0:
-            return torch.empty(0, dtype=torch.uint8, device=self._format.device)
-        interface = {"version": 3, "typestr": "|u1", "shape": (nbytes,), "data": (address, False)}
-        if self._format.device == "cpu":
-            import numpy
-
-            return torch.from_numpy(numpy.asarray(Interface(interface, self._lease)))
-        return torch.as_tensor(_CudaMemory(interface, self._lease), device=self._format.device)
 
 
 class EmbeddingTable:
@@ -122,7 +57,7 @@ class EmbeddingTable:
         for argument, number, end in (("rows", rows, 1 << 63), ("columns", columns, 1 << 63), ("seed", seed, 1 << 64),
                                       ("max_batch_ids", max_batch_ids, 1 << 63), ("look_ahead", look_ahead, 9),
                                       ("device_rows", device_rows, 1 << 63)):
-            _check_whole(argument, number, end)
+            check_whole(argument, number, end)
         if not isinstance(optimizer, str):
             raise InvalidArgument(f"optimizer is the name of a rule, such as 'adam', not {optimizer!r}")
         name = str(dtype)
@@ -130,7 +65,7 @@ class EmbeddingTable:
         if spelling not in _SIZES:
             raise Unsupported(f"weights are float32, float16 or bfloat16, not {name}")
         self._function = weights if callable(weights) else None
-        kind, first, second = ("zeros", 0.0, 0.0) if callable(weights) else _first_weights(weights)
+        kind, first, second = ("zeros", 0.0, 0.0) if callable(weights) else first_weights(weights)
         of_rule = _numbers(settings if lr is None else {"lr": lr, **settings})
         self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, of_rule,
                                              (kind, first, second, seed), max_batch_ids, look_ahead, device_rows,
@@ -142,7 +77,7 @@ class EmbeddingTable:
         self._gpu = self._table.gpu
         self._torch_device = "cpu" if self._gpu is None else self._table.device
         # not the table itself: the gradients that the table keeps have leases
-        self._format = _RowFormat(self._torch_device, self.dtype, self._row_bytes)
+        self._format = RowFormat(self._torch_device, self.dtype, self._row_bytes)
         #: of backward passes: the lease, if it is still held, the ids and their gradients
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
         self._events: List[Any] = []
@@ -177,7 +112,7 @@ class EmbeddingTable:
             InvalidArgument: `look_ahead` steps are prefetched already. Otherwise as `fetch`.
             Unsupported: ids on a GPU.
         """
-        found = _host_ids(ids)
+        found = host_ids(ids)
         self._table.prefetch(found.ctypes.data, found.size)
 
     def cancel_prefetches(self) -> None:
@@ -199,12 +134,12 @@ class EmbeddingTable:
             AllSlotsLeased: leases and prefetches hold the memory of all steps. A lease also holds the rows of every
                 commit that comes after its fetch: after 2 * look_ahead + 1 of them, commit or release it.
         """
-        return self._fetch(_ids(ids, self._gpu))
+        return self._fetch(ids_of(ids, self._gpu))
 
     def _fetch(self, ids: Any) -> EmbeddingLease:
-        """Fetches the rows of what _ids has returned."""
+        """Fetches the rows of what ids_of has returned."""
         stream, _ = consumer_stream(None, self._gpu)
-        on_gpu = _is_on_gpu(ids)
+        on_gpu = is_on_gpu(ids)
         address, count = (ids.data_ptr(), ids.numel()) if on_gpu else (ids.ctypes.data, ids.size)
         try:
             try:
@@ -240,8 +175,8 @@ class EmbeddingTable:
 
     def weights(self, ids: Any) -> Any:
         """The weights of rows as a CPU tensor of shape (len(ids), columns). Waits for all commits."""
-        torch = _torch()
-        found = _host_ids(ids)
+        torch = import_torch()
+        found = host_ids(ids)
         rows = torch.empty((found.size, self.shape[1]), dtype=getattr(torch, self.dtype), device="cpu")
         self._table.read_weights(found.ctypes.data, found.size, rows.data_ptr(), found.size * self._row_bytes)
         return rows
@@ -261,9 +196,9 @@ class EmbeddingTable:
         self._begun = self.shape[0]
 
     def _write(self, ids: Any, weights: Any) -> None:
-        torch = _torch()
-        found = _host_ids(ids)
-        rows = _real_tensor(weights).to("cpu", getattr(torch, self.dtype)).contiguous()
+        torch = import_torch()
+        found = host_ids(ids)
+        rows = real_tensor(weights).to("cpu", getattr(torch, self.dtype)).contiguous()
         if tuple(rows.shape) != (found.size, self.shape[1]):
             raise InvalidArgument(f"the weights of {found.size} rows have the shape ({found.size}, {self.shape[1]}), not "
                                   f"{tuple(rows.shape)}")
@@ -279,7 +214,7 @@ class EmbeddingTable:
             InvalidArgument: fewer rows, or leases are held.
             SystemFailure, DeviceError: memory is short.
         """
-        _check_whole("rows", rows, 1 << 63)
+        check_whole("rows", rows, 1 << 63)
         self._release_held()
         self._table.grow(rows)
         self.shape = (rows, self.shape[1])
@@ -361,7 +296,7 @@ class EmbeddingTable:
         pending = self._pending
         if not pending:
             return
-        torch = _torch()
+        torch = import_torch()
         if self._events:
             current = torch.cuda.current_stream(self._gpu)
             for event in self._events:
@@ -369,14 +304,14 @@ class EmbeddingTable:
             # of other streams: their later work must not overwrite what this one reads
             for _, ids, gradient in pending:
                 gradient.record_stream(current)
-                if _is_on_gpu(ids):
+                if is_on_gpu(ids):
                     ids.record_stream(current)
         lease, _, gradient = pending[0]
         if len(pending) != 1 or lease is None or not lease._lease.is_valid():
             for each, _, _ in pending:
                 if each is not None and each._lease.is_valid():
                     each.release()
-            lease = self._fetch(_joined([each for _, each, _ in pending], self._torch_device))
+            lease = self._fetch(joined_ids([each for _, each, _ in pending], self._torch_device))
             gradient = torch.cat([each for _, _, each in pending])
         try:
             self._commit(lease, gradient)
@@ -388,7 +323,7 @@ class EmbeddingTable:
     def _drop_wrong_passes(self) -> None:
         """Drops the gradients of backward passes whose ids on the GPU are outside the table. Waits for the GPU."""
         def is_right(ids: Any) -> bool:
-            return not _is_on_gpu(ids) or not bool(((ids < 0) | (ids >= self.shape[0])).any())
+            return not is_on_gpu(ids) or not bool(((ids < 0) | (ids >= self.shape[0])).any())
 
         self._pending = [each for each in self._pending if is_right(each[1])]
 
@@ -419,7 +354,7 @@ class EmbeddingTable:
         return True
 
     def _commit(self, lease: EmbeddingLease, gradients: Any) -> None:
-        torch = _torch()
+        torch = import_torch()
         if not isinstance(lease, EmbeddingLease):
             raise InvalidArgument(f"rows are committed by their lease, not by {type(lease).__name__}")
         if not isinstance(gradients, torch.Tensor) or gradients.layout != torch.strided:
@@ -439,105 +374,9 @@ class EmbeddingTable:
         self._table.commit(lease._lease, gradients.data_ptr(), spelling, stream)
 
 
-class _CudaMemory:
-    """Memory of a lease, for torch.as_tensor."""
-
-    def __init__(self, interface: Dict[str, Any], owner: Any) -> None:
-        self.__cuda_array_interface__ = interface
-        self._owner = owner
-
-
-def _torch() -> Any:
-    return importlib.import_module("torch")
-
-
-def _is_on_gpu(ids: Any) -> bool:
-    return getattr(getattr(ids, "device", None), "type", "cpu") == "cuda"
-
-
-def _ids(ids: Any, gpu: Optional[int]) -> Any:
-    """Ids as one list of int64: a numpy array, or a tensor on the table's GPU."""
-    if not _is_on_gpu(ids):
-        return _host_ids(ids)
-    torch = _torch()
-    if ids.device.index != gpu:
-        rows = "in host memory" if gpu is None else f"on cuda:{gpu}"
-        raise InvalidArgument(f"the ids are on {ids.device}, and the table's rows {rows}: use ids.cpu()")
-    if ids.dtype not in (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8):
-        raise InvalidArgument(f"ids on a GPU are whole numbers of up to 64 bits with a sign, or uint8, not {ids.dtype}")
-    return ids.detach().reshape(-1).to(torch.int64).contiguous()
-
-
-def _joined(ids: List[Any], device: str) -> Any:
-    """What _ids has returned, as one list."""
-    import numpy
-
-    if not any(_is_on_gpu(each) for each in ids):
-        return numpy.concatenate(ids)
-    torch = _torch()
-    return torch.cat([torch.as_tensor(each, device=device) for each in ids])
-
-
-def _host_ids(ids: Any) -> Any:
-    import numpy
-
-    if _is_on_gpu(ids):
-        raise Unsupported(f"the ids are on {ids.device}, and only `fetch` and the module take ids on a GPU: use "
-                          "ids.cpu()")
-    if _is_torch(ids):
-        torch = _torch()
-        if ids.layout != torch.strided or ids.device.type != "cpu" or ids.is_floating_point() or ids.is_complex():
-            raise InvalidArgument(f"ids are whole numbers below 2^63, not {ids.dtype} of {ids.layout} on {ids.device}")
-        ids = ids.detach().numpy()
-    array = elements_of(ids)
-    if array.size > 0 and array.dtype.kind not in "iu":
-        raise InvalidArgument(f"ids are whole numbers below 2^63, not {array.dtype} of shape {array.shape}")
-    if array.dtype == numpy.uint64 and array.size > 0 and int(array.max()) >= 1 << 63:
-        raise InvalidArgument(f"ids are whole numbers below 2^63, and one is {int(array.max())}")
-    return numpy.ascontiguousarray(array.reshape(-1), dtype=numpy.int64)
-
-
-def _is_torch(array: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(array, torch.Tensor)
-
-
-def _real_tensor(array: Any) -> Any:
-    """An array or tensor of real numbers, as a tensor."""
-    torch = _torch()
-    if _is_torch(array):
-        tensor = array.detach().resolve_conj().resolve_neg()
-    else:
-        import numpy
-
-        elements = elements_of(array)
-        if elements.dtype.kind not in "biuf" or elements.dtype.itemsize > 8:
-            raise InvalidArgument(f"weights are real numbers of up to 64 bits, not {elements.dtype}")
-        tensor = torch.from_numpy(numpy.array(elements, dtype=elements.dtype.newbyteorder("="), order="C"))
-    if tensor.is_complex() or tensor.layout != torch.strided:
-        raise InvalidArgument(f"weights are dense real numbers, not {tensor.dtype} of {tensor.layout}")
-    return tensor
-
-
-def _check_whole(name: str, number: Any, end: int) -> None:
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 0 <= int(number) < end:
-        raise InvalidArgument(f"{name} is a whole number from 0 to {end - 1}, not {number!r}")
-
-
-def _first_weights(spec: Any) -> Tuple[str, float, float]:
-    if isinstance(spec, str) and spec == "zeros":
-        return "zeros", 0.0, 0.0
-    if isinstance(spec, (tuple, list)) and len(spec) == 3 and spec[0] in ("uniform", "normal"):
-        kind, first, second = spec
-        if all(isinstance(each, numbers.Real) for each in (first, second)):
-            return kind, float(first), float(second)
-    raise InvalidArgument("weights begin as 'zeros', ('uniform', LOW, HIGH), ('normal', MEAN, DEVIATION), or as a function "
-                          f"makes them, not as {spec!r}")
-
-
 def _lookup(lease: EmbeddingLease, shape: Tuple[int, ...]) -> Any:
     """The embeddings of the ids of a lease, which had this shape. A tensor of its own, no view."""
-    return _torch().nn.functional.embedding(lease.positions.view(shape), lease.weights)
+    return import_torch().nn.functional.embedding(lease.positions.view(shape), lease.weights)
 
 
 _classes: Dict[str, Any] = {}
@@ -547,7 +386,7 @@ def _module_class() -> Any:
     """The module's class, made when it is first needed: pinflow does not import PyTorch."""
     if "module" in _classes:
         return _classes["module"]
-    torch = _torch()
+    torch = import_torch()
 
     class lookup(torch.autograd.Function):  # type: ignore[misc,name-defined]
         @staticmethod
@@ -555,7 +394,7 @@ def _module_class() -> Any:
             lease = table._fetch(ids)
             rows = _lookup(lease, shape)
             # a copy: the caller may change the ids before `step`
-            ctx.kept = (table, table._keep(lease), ids.clone() if _is_on_gpu(ids) else ids.copy())
+            ctx.kept = (table, table._keep(lease), ids.clone() if is_on_gpu(ids) else ids.copy())
             return rows
 
         @staticmethod
@@ -582,8 +421,8 @@ def _module_class() -> Any:
         def forward(self, ids: Any) -> Any:
             import numpy
 
-            found = _ids(ids, self.table._gpu)
-            shape = tuple(ids.shape) if _is_on_gpu(ids) else numpy.shape(ids)
+            found = ids_of(ids, self.table._gpu)
+            shape = tuple(ids.shape) if is_on_gpu(ids) else numpy.shape(ids)
             if self.training and torch.is_grad_enabled():
                 return lookup.apply(self._anchor, self.table, found, shape)
             lease = self.table._fetch(found)
