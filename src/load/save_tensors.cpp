@@ -37,6 +37,10 @@ struct save_piece {
     std::uint64_t size_bytes = 0;
 };
 
+std::uint64_t size_of(const tensor_to_save& tensor) {
+    return element_count(tensor.shape) * tensor.dtype.size_bytes();
+}
+
 /// The bytes of all tensors, one after the other.
 class tensor_bytes {
  public:
@@ -65,9 +69,6 @@ class tensor_bytes {
     }
 
  private:
-    static std::uint64_t size_of(const tensor_to_save& tensor) {
-        return element_count(tensor.shape) * tensor.dtype.size_bytes();
-    }
     void skip_finished() {
         while (has_more() && done_bytes_ == size_of(tensors_[next_])) {
             ++next_;
@@ -91,14 +92,14 @@ void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_s
         headers.push_back({each.name, each.dtype, each.shape});
     safetensors_writer writer(path, headers, metadata);  // checks names, types and sizes
     for (const tensor_to_save& each : tensors) {
-        if (each.data == nullptr && element_count(each.shape) * each.dtype.size_bytes() != 0)
+        if (each.data == nullptr && size_of(each) != 0)
             throw invalid_argument(fmt::format("cannot save {} of shape {}: it has no data",
                                                detail::quote(each.name), to_string(each.shape)));
     }
 
     std::uint64_t total_bytes = 0;
     for (const tensor_to_save& each : tensors)
-        total_bytes += element_count(each.shape) * each.dtype.size_bytes();
+        total_bytes += size_of(each);
     std::uint64_t done_bytes = 0;
     auto said = std::chrono::steady_clock::now();
     const auto say_progress = [&](bool is_last) {
