@@ -21,6 +21,7 @@
 #include "pinflow/cuda.hpp"
 #include "pinflow/dlpack.hpp"
 #include "pinflow/formats/npy.hpp"
+#include "pinflow/load.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "pinflow/rows.hpp"
 #include "pinflow/train/embedding_table.hpp"
@@ -247,7 +248,7 @@ TEST_CASE("cuda steady: a stream that is being captured into a graph is refused,
     exchange.check();
 }
 
-TEST_CASE("cuda steady: in global mode a graph is captured while loaders and tables work") {
+TEST_CASE("cuda steady: in global mode a graph is captured while loaders, loads and tables work") {
     const device gpu = device::cuda(0);
     const temporary_folder folder;
     write_random_rows(folder / "rows.npy", 500, 3000, 1);
@@ -264,12 +265,20 @@ TEST_CASE("cuda steady: in global mode a graph is captured while loaders and tab
         while (const auto batch = loader.next(stream))
             rows += batch->row_count();
         CHECK(rows == 1500);
-        embedding_table table({.row_count = 1000, .columns = 4, .max_batch_ids = 100}, gpu);
-        const device_buffer gradients(1600, stream);
-        const std::vector<std::uint64_t> ids(100, 7);
+        CHECK(load_tensors(std::vector{folder / "rows.npy"}, gpu).tensors.size() == 1);
+        constexpr std::uint64_t id_count = 10'000;  // enough that other threads prepare prefetches
+        embedding_table table({.row_count = 1000, .columns = 4, .max_batch_ids = id_count}, gpu);
+        const device_buffer gradients(id_count * 16, stream);
+        const std::vector<std::byte> zeros(gradients.size_bytes());
+        copy_to_device_async(gradients.data(), zeros, stream);
+        const std::vector<std::uint64_t> ids(id_count, 7);
+        const device_buffer on_device(id_count * sizeof(std::uint64_t), stream);
+        copy_to_device_async(on_device.data(), std::as_bytes(std::span(ids)), stream);
         for (int step = 0; step < 10; ++step) {
             table.prefetch(ids);
             table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+            table.commit(table.fetch(row_ids::on_device(on_device.data(), id_count), stream),
+                         gradients.data(), dtype::of<float>(), stream);
         }
         stream.synchronize();
         table.synchronize();
