@@ -8,6 +8,7 @@
 namespace pinflow::detail::cuda {
 
 constexpr unsigned word_bytes = sizeof(uint4);
+constexpr unsigned line_words = 128 / word_bytes;  // of a cache line of the GPU
 
 inline __device__ std::uint64_t thread_number() {
     return std::uint64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -52,6 +53,11 @@ inline __device__ unsigned char* nth_row(const row_transfer& work, std::uint64_t
 inline __device__ unsigned char* row_of_table(const row_transfer& work, std::uint64_t index) {
     if (work.table.by_address) return reinterpret_cast<unsigned char*>(work.order.ids[index]);
     return nth_row(work, work.compact ? index - work.begin : work.order.ids[index] - work.table.first_id);
+}
+
+/// The words between the beginning of a line and this address in it.
+inline __device__ unsigned words_before_in_line(const unsigned char* address) {
+    return static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(address) / word_bytes % line_words);
 }
 
 // ---- 16 bytes of any alignment ---------------------------------------------------------------------------

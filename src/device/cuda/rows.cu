@@ -40,26 +40,38 @@ __global__ void __launch_bounds__(row_threads)
 }
 
 /// Moves `rows_at_once` rows with a group of `lanes` threads. `begin_row(k)` returns the number of words of
-/// the k-th row, or 0 to skip it. At each step, a thread loads one word of every row that has words left,
-/// with load(k, word). Then it stores these words, with store(k, word, value).
+/// the k-th row, or 0 to skip it. At each step, a thread loads at most one word of every row, with
+/// load(k, word). Then it stores these words, with store(k, word, value).
+///
+/// The link moves whole lines of 128 bytes. If a row takes several steps, its steps begin at lines, the first
+/// one words_before(k) words before the row. Otherwise two steps would share a line, which would cross the
+/// link twice.
 template <typename Mover, typename BeginRow>
 __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes, unsigned lane) {
-    std::uint64_t words[rows_at_once];
-    std::uint64_t max_words = 0;
+    constexpr unsigned bits_of_row = 4;
+    std::uint64_t ends[rows_at_once];  // of the rows, in words from the beginning of the first step
+    unsigned begins = 0;               // of the rows, in the same unit: a few bits of each
+    std::uint64_t max_end = 0;
 #pragma unroll
     for (unsigned k = 0; k < rows_at_once; ++k) {
-        words[k] = begin_row(k);
-        max_words = words[k] > max_words ? words[k] : max_words;
+        ends[k] = begin_row(k);
+        if (lanes >= line_words && ends[k] > lanes) {
+            const unsigned before = mover.words_before(k);
+            begins |= before << (k * bits_of_row);
+            ends[k] += before;
+        }
+        max_end = ends[k] > max_end ? ends[k] : max_end;
     }
-    for (std::uint64_t at = lane; at < max_words; at += lanes) {
+    for (std::uint64_t at = lane; at < max_end; at += lanes) {
+        const auto begin = [&](unsigned k) { return begins >> (k * bits_of_row) & (line_words - 1); };
         word values[rows_at_once];
 #pragma unroll
         for (unsigned k = 0; k < rows_at_once; ++k) {
-            if (at < words[k]) values[k] = mover.load(k, at);
+            if (at >= begin(k) && at < ends[k]) values[k] = mover.load(k, at - begin(k));
         }
 #pragma unroll
         for (unsigned k = 0; k < rows_at_once; ++k) {
-            if (at < words[k]) mover.store(k, at, values[k]);
+            if (at >= begin(k) && at < ends[k]) mover.store(k, at - begin(k), values[k]);
         }
     }
 }
@@ -103,6 +115,7 @@ struct any_mover {
     word_row aligned_side[rows_at_once];
     unsigned char* other_side[rows_at_once];
 
+    __device__ unsigned words_before(unsigned k) const { return words_before_in_line(aligned_side[k].row); }
     /// The address on the other side of word `at` of the k-th row. For the first word it may lie before the
     /// row.
     __device__ unsigned char* on_other_side(unsigned k, std::uint64_t at) const {
@@ -118,6 +131,7 @@ struct gatherer<true> : aligned_mover {
     const row_transfer& work;
     __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
 
+    __device__ unsigned words_before(unsigned k) const { return words_before_in_line(from[k]); }
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
         if (is_repeated(work.order, index)) return 0;
         from[k] = row_of_table(work, index);
@@ -153,6 +167,7 @@ struct scatterer<true> : aligned_mover {
     const row_transfer& work;
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 
+    __device__ unsigned words_before(unsigned k) const { return words_before_in_line(to[k]); }
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
         if (!work.compact && is_overwritten(work.order, index)) return 0;
         from[k] = row_of_batch(work, position_of(work.order, index));
@@ -205,6 +220,7 @@ struct repeater<true> : aligned_mover {
     const row_transfer& work;
     __device__ explicit repeater(const row_transfer& transfer) : work(transfer) {}
 
+    __device__ unsigned words_before(unsigned k) const { return words_before_in_line(to[k]); }
     __device__ std::uint64_t begin_row(unsigned k, std::uint64_t first, std::uint64_t index) {
         from[k] = row_of_batch(work, position_of(work.order, first));
         to[k] = row_of_batch(work, position_of(work.order, index));
