@@ -8,7 +8,7 @@
 // device memory, and no rows are prefetched. Fails if a weight of some sampled rows differs from that of a
 // plain loop by 1e-6 or more.
 //
-// The default table is small, so that this takes a second. 10000000 rows of 128 take 16.6 GB.
+// The default table is small, so that this takes a second. 10000000 rows of 128 take 16 GB.
 
 #include <algorithm>
 #include <chrono>

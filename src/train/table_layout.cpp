@@ -18,16 +18,13 @@ constexpr std::uint64_t record_part_alignment = 16;
 constexpr std::uint64_t max_columns = std::uint64_t{1} << 24;
 constexpr unsigned max_look_ahead = 8;
 
-/// Pads a record so that it covers whole units of the link, if it grows by at most an eighth: GPUs access
-/// host memory in units of 128 bytes, and hosts in units of 64. An H100 exchanged 21.5 million records of
-/// 1664 B a second, and 18.4 million of 1552 B.
+/// Pads a record to a multiple of 64 bytes if it grows by at most an eighth. An H200 exchanged 5 to 6 % more
+/// records of 448 and 832 B a second than of 400 and 784 B.
 std::uint64_t padded_size(std::uint64_t size_bytes) {
+    constexpr std::uint64_t unit_bytes = 64;
     constexpr std::uint64_t max_share = 8;
-    for (const std::uint64_t unit : {128U, 64U}) {
-        const std::uint64_t padded = rounded_up(size_bytes, unit);
-        if (padded - size_bytes <= size_bytes / max_share) return padded;
-    }
-    return size_bytes;
+    const std::uint64_t padded = rounded_up(size_bytes, unit_bytes);
+    return padded - size_bytes <= size_bytes / max_share ? padded : size_bytes;
 }
 
 }  // namespace

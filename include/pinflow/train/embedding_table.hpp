@@ -121,8 +121,8 @@ class embedding_lease {
 class embedding_table {
  public:
     /// The bytes of a record: weights, states and the number of steps, each padded to a multiple of 16 bytes.
-    /// The whole is padded to a multiple of 128 bytes, or else of 64, if it grows by at most an eighth:
-    /// the link moves such records faster.
+    /// The whole is padded to a multiple of 64 bytes if it grows by at most an eighth: the link moves such
+    /// records faster.
     /// @throws as the constructor.
     static std::uint64_t record_size_bytes(const embedding_options& options);
 
