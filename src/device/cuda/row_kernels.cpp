@@ -53,6 +53,28 @@ std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
     return aligned(count * sizeof(std::uint32_t));
 }
 
+/// How a kernel with this number of rows in flight keeps pace. Kernels of fewer rows, and those that stay
+/// within device memory, do not. The limits were measured on an H200: samples/bench/NOTEBOOK.md, "gathers and
+/// scatters at the same time".
+row_pace pace_of(const row_transfer& transfer, unsigned lanes, std::uint64_t rows_in_flight) noexcept {
+    const bool stays_on_device = transfer.blocks == 0;
+    if (!transfer.order.sorted || transfer.table.by_address || stays_on_device) return {};
+    constexpr std::uint64_t min_turns = 96;
+    const std::uint64_t gather_rows = std::uint64_t{8} * gather_threads(true) / lanes * rows_at_once;
+    const std::uint64_t rows = transfer.end - transfer.begin;
+    if (rows < min_turns * gather_rows) return {};
+    const std::uint64_t table_bytes = transfer.table.row_count * transfer.table.row_size_bytes;
+    // A kernel publishes where its first block is. With less than half of a gather's rows in flight as the
+    // lead, both could wait for each other.
+    const std::uint64_t rows_of_lead = std::max(rows / 256, gather_rows / 2);
+    const auto lead_share = static_cast<double>(rows_of_lead) / static_cast<double>(rows);
+    // each time about as long as the rows in flight take at 50 GB/s
+    constexpr std::uint64_t bytes_of_ns = 50;
+    const std::uint64_t max_ns = rows_in_flight * transfer.table.row_size_bytes / bytes_of_ns;
+    return {static_cast<std::uint64_t>(lead_share * static_cast<double>(table_bytes)), table_bytes / 3,
+            static_cast<unsigned>(max_ns / row_pace::nap_ns + 1)};
+}
+
 }  // namespace
 
 unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) const noexcept {
@@ -182,9 +204,10 @@ cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, const std:
 
 cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, bool pairs,
                                        const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
+    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes), {}};
     const unsigned max_blocks = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
     const unsigned blocks = transfer.blocks == 0 ? max_blocks : std::min(max_blocks, transfer.blocks);
+    work.pace = pace_of(transfer, work.lanes, std::uint64_t{blocks} * threads / work.lanes * rows_at_once);
     void* arguments[] = {&work};
     return pairs && blocks % 2 == 0 ? launch_pairs(kernel, blocks, threads, arguments, stream)
                                     : launch(kernel, blocks, threads, arguments, stream);
@@ -211,7 +234,7 @@ cudaError_t row_kernels::gather_held(const held_gather& gather, cudaStream_t str
 }
 
 cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes)};
+    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes), {}};
     const unsigned max_blocks = blocks_for((transfer.end - transfer.begin) * work.lanes);
     const unsigned blocks = std::min(max_blocks, max_local_blocks);
     void* arguments[] = {&work};

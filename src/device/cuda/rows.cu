@@ -1,4 +1,5 @@
 #include "src/device/cuda/row_errors.cuh"
+#include "src/device/cuda/row_pace.cuh"
 #include "src/device/cuda/row_words.cuh"
 #include "src/device/cuda/rows.hpp"
 
@@ -11,9 +12,6 @@
 namespace pinflow::detail::cuda {
 
 namespace {
-
-/// Rows that a group of threads has in flight.
-constexpr unsigned rows_at_once = 4;
 
 __global__ void __launch_bounds__(row_threads)
     check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory errors) {
@@ -87,11 +85,14 @@ __device__ void move_rows(const row_launch& launch, Mover mover) {
     const std::uint64_t group = thread_number() / launch.lanes;
     const std::uint64_t groups = thread_count() / launch.lanes;
     for (std::uint64_t first = begin + group * rows_at_once; first < end; first += groups * rows_at_once) {
+        if (launch.pace.max_naps != 0)
+            keep_pace(launch, Mover::own_direction, lane, row_of_table(work, first));
         const auto begin_row = [&](unsigned k) {
             return first + k < end ? mover.begin_row(k, first + k) : 0;
         };
         move_some(mover, begin_row, launch.lanes, lane);
     }
+    if (launch.pace.max_naps != 0 && blockIdx.x == 0) end_pace(Mover::own_direction);
 }
 
 /// Moves rows whose size and addresses on both sides are multiples of 16 bytes.
@@ -128,6 +129,7 @@ struct gatherer;
 
 template <>
 struct gatherer<true> : aligned_mover {
+    static constexpr direction own_direction = direction::gather;
     const row_transfer& work;
     __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
 
@@ -142,6 +144,7 @@ struct gatherer<true> : aligned_mover {
 
 template <>
 struct gatherer<false> : any_mover {
+    static constexpr direction own_direction = direction::gather;
     const row_transfer& work;
     __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
 
@@ -164,6 +167,7 @@ struct scatterer;
 
 template <>
 struct scatterer<true> : aligned_mover {
+    static constexpr direction own_direction = direction::scatter;
     const row_transfer& work;
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 
@@ -178,6 +182,7 @@ struct scatterer<true> : aligned_mover {
 
 template <>
 struct scatterer<false> : any_mover {
+    static constexpr direction own_direction = direction::scatter;
     const row_transfer& work;
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 

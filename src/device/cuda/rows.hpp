@@ -15,11 +15,27 @@ constexpr unsigned gather_threads(bool aligned) {
     return aligned ? 1024 : 512;
 }
 
+/// Rows that a group of threads has in flight.
+inline constexpr unsigned rows_at_once = 4;
+
+/// How a gather and a scatter of one table keep pace while both run. Each takes rows in the order of their
+/// addresses. While they are close together, they share the GPU's translations of addresses, which limit
+/// small rows of large tables. So the one that leads waits before it begins more rows. Sums of rows do not
+/// keep pace.
+struct row_pace {
+    static constexpr unsigned nap_ns = 250;
+
+    std::uint64_t min_lead_bytes = 0;  ///< waits from this lead on
+    std::uint64_t max_lead_bytes = 0;  ///< but not beyond this one: the other kernel would take too long
+    unsigned max_naps = 0;             ///< each time; 0: the kernel does not keep pace
+};
+
 /// Arguments of a kernel. A group of `lanes` threads moves a row, 16 bytes per thread at a time. `lanes` is a
 /// power of two up to 32.
 struct row_launch {
     row_transfer transfer;
     unsigned lanes = 32;
+    row_pace pace;
 };
 
 /// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory)
