@@ -22,7 +22,8 @@ transfer_plan plan_of(const call_route& chosen, const call_facts& call);
 /// The default number of thread blocks: few, so that rows in flight are neighbours and most SMs stay free for
 /// other kernels.
 unsigned default_blocks(const call_facts& call) noexcept;
-/// Thread blocks for kernels that wait longer for each byte: unaligned rows, sums, scatters to large tables.
+/// Thread blocks for kernels that wait longer for each byte: unaligned rows, sums, scatters of short
+/// rows to large tables.
 unsigned busy_blocks(const call_facts& call) noexcept;
 /// Whether staging buffers of this size are large enough to be used.
 bool tries_staging(const call_facts& call) noexcept;
