@@ -140,7 +140,13 @@ class block_elements : public element_stream {
         block_ = block_.subspan(std::min<std::uint64_t>(size_bytes, block_.size()));
         return true;
     }
-    void end_at(std::uint64_t end_bytes) final { end_ = std::min(end_bytes, size_bytes_); }
+    bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
+        if (axis != 0) return false;
+        const std::uint64_t row_bytes = shape_[0] == 0 ? 0 : size_bytes_ / shape_[0];
+        position_ = begin * row_bytes;
+        end_ = end * row_bytes;
+        return true;
+    }
     void finish() final { file_->check_unchanged(); }
 
  protected:
@@ -149,6 +155,7 @@ class block_elements : public element_stream {
     virtual std::uint64_t block_bytes(std::uint64_t begin) const = 0;
     virtual void read_block(std::uint64_t begin, std::span<std::byte> destination) const = 0;
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
+    void set_size(std::uint64_t size_bytes) noexcept { size_bytes_ = end_ = size_bytes; }
 
  private:
     std::shared_ptr<const input_file> file_;
@@ -165,9 +172,10 @@ class block_elements : public element_stream {
 void block_elements::read(std::span<std::byte> destination) {
     if (destination.size() % dtype_.size_bytes() != 0 ||
         destination.size() > end_ - std::min(position_, end_)) {
-        throw invalid_argument(
-            fmt::format("cannot read {} bytes at byte {} of {}, which has {}, in elements of {} bytes",
-                        destination.size(), position_, name_, size_bytes_, dtype_.size_bytes()));
+        throw invalid_argument(fmt::format(
+            "cannot read {} bytes at byte {} of {}, in elements of {} bytes: its part that is read "
+            "ends at byte {}",
+            destination.size(), position_, name_, dtype_.size_bytes(), end_));
     }
     while (!destination.empty()) {
         if (block_.empty()) {
@@ -255,15 +263,58 @@ class chunk_elements final : public block_elements {
         : block_elements(dataset),
           reader_(dataset.file, dataset.description,
                   {std::make_shared<hdf5_memory>(0, memory_bytes / 2), false}),
-          axis_bytes_(dtype().size_bytes()) {
-        const hdf5_chunk_grid& grid = reader_.grid();
-        const std::uint64_t max_bytes = std::max(memory_bytes / 2, min_block_bytes);
+          max_block_bytes_(std::max(memory_bytes / 2, min_block_bytes)),
+          first_(shape().size(), 0),
+          lengths_(shape()) {
+        choose_blocks();
+    }
+
+    bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
+        first_[axis] = begin;
+        lengths_[axis] = end - begin;
+        set_size(element_count(lengths_) * dtype().size_bytes());
+        choose_blocks();
+        return true;
+    }
+
+ protected:
+    std::uint64_t item_bytes() const override { return axis_bytes_; }
+    std::uint64_t block_bytes(std::uint64_t begin) const override {
+        const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
+        const std::uint64_t index = begin / axis_bytes_ % lengths_[axis_];
+        std::uint64_t count = std::min(count_, lengths_[axis_] - index);
+        // a block may begin inside a chunk; it ends at the end of one
+        count = std::min(count, std::max(count_, length) - (first_[axis_] + index) % length);
+        return count * axis_bytes_;
+    }
+
+    void read_block(std::uint64_t begin, std::span<std::byte> destination) const override {
+        const std::uint64_t count = destination.size() / axis_bytes_;
+        std::uint64_t rest = begin / axis_bytes_;
+        shape_vector first(first_.begin() + 1, first_.end());
+        shape_vector end(first);
+        for (std::size_t axis = 1; axis < first_.size(); ++axis)
+            end[axis - 1] += lengths_[axis];
+        // one index along every axis before the block's
+        for (std::size_t axis = axis_; axis > 0; --axis) {
+            first[axis - 1] = first_[axis] + rest % lengths_[axis];
+            end[axis - 1] = first[axis - 1] + (axis == axis_ ? count : 1);
+            rest /= lengths_[axis];
+        }
+        const hdf5_row_run run{first_[0] + rest, axis_ == 0 ? count : 1, 0};
+        const hdf5_row_box box(reader_.grid(), std::move(first), std::move(end));
+        reader_.read({&run, 1}, box, destination);
+    }
+
+ private:
+    void choose_blocks() {
         // the first axis of which at least one index fits
-        axis_ = shape().size() - 1;
-        while (axis_ > 0 && axis_bytes_ * shape()[axis_] <= max_bytes)
-            axis_bytes_ *= shape()[axis_--];
-        count_ = std::max<std::uint64_t>(max_bytes / std::max<std::uint64_t>(axis_bytes_, 1), 1);
-        const std::uint64_t length = grid.chunk_shape()[axis_];
+        axis_ = lengths_.size() - 1;
+        axis_bytes_ = dtype().size_bytes();
+        while (axis_ > 0 && axis_bytes_ * lengths_[axis_] <= max_block_bytes_)
+            axis_bytes_ *= lengths_[axis_--];
+        count_ = std::max<std::uint64_t>(max_block_bytes_ / std::max<std::uint64_t>(axis_bytes_, 1), 1);
+        const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
         if (count_ >= length) {
             count_ -= count_ % length;
         } else {  // parts of nearly equal size
@@ -272,40 +323,13 @@ class chunk_elements final : public block_elements {
         }
     }
 
- protected:
-    std::uint64_t item_bytes() const override { return axis_bytes_; }
-    std::uint64_t block_bytes(std::uint64_t begin) const override {
-        const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
-        const std::uint64_t first = begin / axis_bytes_ % shape()[axis_];
-        std::uint64_t count = std::min(count_, shape()[axis_] - first);
-        // after a skip a block may begin inside a chunk; it ends at the end of one
-        count = std::min(count, std::max(count_, length) - first % length);
-        return count * axis_bytes_;
-    }
-
-    void read_block(std::uint64_t begin, std::span<std::byte> destination) const override {
-        const std::uint64_t count = destination.size() / axis_bytes_;
-        std::uint64_t rest = begin / axis_bytes_;
-        if (axis_ == 0) return read_box({rest, count, 0}, hdf5_row_box(reader_.grid()), destination);
-        // one row, one index along every axis before the block's
-        shape_vector first(shape().size() - 1);
-        shape_vector last(shape().begin() + 1, shape().end());
-        for (std::size_t axis = axis_; axis > 0; --axis) {
-            first[axis - 1] = rest % shape()[axis];
-            last[axis - 1] = first[axis - 1] + (axis == axis_ ? count : 1);
-            rest /= shape()[axis];
-        }
-        read_box({rest, 1, 0}, hdf5_row_box(reader_.grid(), std::move(first), std::move(last)), destination);
-    }
-
- private:
-    void read_box(const hdf5_row_run& run, const hdf5_row_box& box, std::span<std::byte> destination) const {
-        reader_.read({&run, 1}, box, destination);
-    }
-
     hdf5_chunk_reader reader_;
+    std::uint64_t max_block_bytes_;
+    // along every axis: the first index that is delivered, and the number of indices
+    shape_vector first_;
+    shape_vector lengths_;
     std::size_t axis_ = 0;  // a block spans up to `count_` indices of this axis, and all later axes in full
-    std::uint64_t axis_bytes_;  // of one index
+    std::uint64_t axis_bytes_ = 1;  // of one index
     std::uint64_t count_ = 1;
 };
 

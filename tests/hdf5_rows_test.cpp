@@ -1,5 +1,5 @@
-// Datasets that h5py wrote are read back identical: whole, by random rows, sequentially, and by many threads
-// at once. Exits with 77 (skipped) if the distribution's Python has no h5py.
+// Datasets that h5py wrote are read back identical: whole, by random rows, and by many threads at once. Exits
+// with 77 (skipped) if the distribution's Python has no h5py.
 #ifndef __clang_analyzer__  // the analyzer reports false leaks in doctest's strings
 #define DOCTEST_CONFIG_IMPLEMENT
 #endif
@@ -130,30 +130,6 @@ TEST_CASE("hdf5_rows: everything that h5py wrote is read back identical, whole a
     CHECK(storages[hdf5_storage::absent] > 10);
     CHECK(with_extents > 150);
     CHECK(masks > 40);
-}
-
-TEST_CASE("hdf5_rows: everything that h5py wrote is read back identical sequentially, in any memory") {
-    ++cases_run;
-    std::mt19937_64 random(2);
-    for (const hdf5_file_entry& entry : hdf5_entries()) {
-        INFO(entry.file << ": " << entry.description->name);
-        const std::uint64_t item_bytes = entry.description->dtype.size_bytes();
-        const std::uint64_t memory_bytes = std::uint64_t{1} << random() % 24;
-        const auto stream = make_hdf5_elements(dataset_of(entry), memory_bytes);
-        CHECK(stream->dtype() == entry.description->dtype.little_endian());
-        CHECK(stream->shape() == entry.description->shape);
-        std::vector<std::byte> bytes(entry.little.size());
-        for (std::size_t done = 0; done < bytes.size();) {
-            const std::size_t count =
-                std::min<std::size_t>(bytes.size() - done, (1 + random() % 5000) * item_bytes);
-            stream->read(std::span(bytes).subspan(done, count));
-            done += count;
-        }
-        CHECK((bytes == entry.little));
-        stream->finish();
-        std::vector<std::byte> more(item_bytes);
-        CHECK_THROWS_AS(stream->read(more), pinflow::invalid_argument);
-    }
 }
 
 TEST_CASE("hdf5_rows: parts of rows are read back identical from every corner of the grid") {

@@ -54,9 +54,9 @@ struct tensor_slice {
 struct tensor_request {
     std::string name;
     /// The part of the tensor to load. Only this part is read. Gaps of less than 3 KiB in it may be read
-    /// too, and the kernel may read ahead across gaps of up to 16 KiB. Of a chunked HDF5 dataset, every
-    /// chunk is read that has a row (an index of the first axis) of the part. A member of a .npz file that
-    /// must be decoded or reordered is read as a whole.
+    /// too, and the kernel may read ahead across gaps of up to 16 KiB. Of a chunked HDF5 dataset, only the
+    /// chunks with elements of the part are read. A member of a .npz file that must be decoded or reordered
+    /// is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
     /// in the file, little-endian.

@@ -43,7 +43,13 @@ class array_elements final : public element_stream {
         block_ = block_.subspan(std::min<std::uint64_t>(size_bytes, block_.size()));
         return true;
     }
-    void end_at(std::uint64_t end_bytes) override { size_bytes_ = std::min(end_bytes, size_bytes_); }
+    bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
+        if (axis != 0) return false;
+        const std::uint64_t row_bytes = shape_[0] == 0 ? 0 : size_bytes_ / shape_[0];
+        position_bytes_ = begin * row_bytes;
+        size_bytes_ = end * row_bytes;
+        return true;
+    }
     void finish() override {
         if (file_) file_->check_unchanged();
     }
@@ -77,9 +83,10 @@ void array_elements::read(std::span<std::byte> destination) {
                                            destination.size(), dtype_.size_bytes()));
     }
     if (destination.size() > size_bytes_ - std::min(position_bytes_, size_bytes_)) {
-        throw invalid_argument(
-            fmt::format("cannot read {} bytes at byte {} of an array of shape {}, which has {}",
-                        destination.size(), position_bytes_, to_string(shape_), size_bytes_));
+        throw invalid_argument(fmt::format(
+            "cannot read {} bytes at byte {} of an array of shape {}: its part that is read ends at "
+            "byte {}",
+            destination.size(), position_bytes_, to_string(shape_), size_bytes_));
     }
     if (!in_blocks_) {
         read_now(position_bytes_, destination);

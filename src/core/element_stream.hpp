@@ -31,9 +31,13 @@ class element_stream {
     /// Skips the next `size_bytes`, a whole number of elements that are left.
     /// @return false if the stream can only skip by reading; then it has done nothing.
     virtual bool skip(std::uint64_t /*size_bytes*/) { return false; }
-    /// Sets the end of what is read: the stream reads nothing ahead from byte `end_bytes` on, and a `read` of
-    /// more throws invalid_argument.
-    virtual void end_at(std::uint64_t /*end_bytes*/) {}
+    /// Restricts the stream to the indices `begin` ... `end` - 1 of an axis, which must be within the shape:
+    /// it then delivers only their elements, in C order. shape() is still that of the whole array. Call it
+    /// once, before `read` and `skip`.
+    /// @return false, and the stream is unchanged, if it cannot leave out elements along this axis.
+    virtual bool select(std::size_t /*axis*/, std::uint64_t /*begin*/, std::uint64_t /*end*/) {
+        return false;
+    }
     /// Makes the checks that need the whole array. Call it after the last element was read or left out.
     /// @throws format_error for a wrong checksum, data_changed for a file that changed meanwhile.
     virtual void finish() = 0;

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <utility>
 
+#include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/cast.hpp"
+#include "src/core/quote.hpp"
 #include "src/core/system.hpp"
 
 namespace pinflow::detail {
@@ -171,11 +173,19 @@ void tensor_reader::begin_decoding(const load_job& job) {
     auto& file = decoded_files_[stored.file];
     if (!file) file = open_elements(opened_.absolute_paths[stored.file]);
     stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name, decoding_memory_bytes);
+    // the file was opened again, by its path
+    const bool is_same = stream_->dtype() == stored_type_of(opened_, job) &&
+                         std::ranges::equal(stream_->shape(), stored.shape);
+    if (!is_same)
+        throw data_changed(fmt::format(
+            "'{}' has changed since it was opened: {} had the shape {} and elements "
+            "of {}, and now has {} and {}",
+            opened_.paths[stored.file].string(), quote(stored.name), to_string(stored.shape),
+            stored_type_of(opened_, job).descr(), to_string(stream_->shape()), stream_->dtype().descr()));
     position_bytes_ = 0;
     done_bytes_ = 0;
-    if (job.slice == nullptr) return;
-    const byte_runs runs = runs_of(opened_, job);
-    stream_->end_at(runs.first_bytes + (runs.count - 1) * runs.stride_bytes + runs.size_bytes);
+    delivers_job_alone_ =
+        job.slice == nullptr || stream_->select(job.slice->axis, job.slice->begin, job.slice->end);
 }
 
 void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destination) {
@@ -189,6 +199,7 @@ void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destin
 }
 
 void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> destination) {
+    if (delivers_job_alone_) return stream_->read(destination);
     const byte_runs runs = runs_of(opened_, job);
     while (!destination.empty()) {
         const std::uint64_t in_run = done_bytes_ % runs.size_bytes;
@@ -220,7 +231,7 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
 
 void tensor_reader::finish_decoding(const load_job& job) {
     const stored_tensor& whole = opened_.stored[job.tensor];
-    if (position_bytes_ < whole.size_bytes) skip(whole.size_bytes - position_bytes_);
+    if (!delivers_job_alone_ && position_bytes_ < whole.size_bytes) skip(whole.size_bytes - position_bytes_);
     if (!*stopped_) stream_->finish();
     stream_.reset();
 }

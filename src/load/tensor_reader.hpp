@@ -91,6 +91,8 @@ class tensor_reader {
     std::map<std::size_t, std::unique_ptr<element_file>> decoded_files_;
     // of the job that is being decoded
     std::unique_ptr<element_stream> stream_;
+    bool delivers_job_alone_ = true;  ///< whether the stream delivers no other elements than the job's
+    // for a stream that delivers others, too
     std::uint64_t position_bytes_ = 0;  ///< in the stored elements
     std::uint64_t done_bytes_ = 0;      ///< of the stored elements of the slice
     const std::atomic<bool>* stopped_ = nullptr;

@@ -170,6 +170,25 @@ TEST_CASE("load: of a slice of a compressed HDF5 dataset only the chunks with it
     });
 }
 
+TEST_CASE("load: a file that is decoded, and was replaced by one of another shape, has changed") {
+    const temporary_folder folder;
+    const float stored[24] = {};
+    const auto* const data = reinterpret_cast<const std::byte*>(stored);
+    on_each_device([&](const device& device) {
+        for (const shape_vector& shape : {shape_vector{2, 3}, shape_vector{24}, shape_vector{}}) {
+            const auto path = folder / "a.npy";
+            write_npy(path, {data, dtype::of<float>(), {4, 6}, {4, 16}});  // Fortran order is decoded
+            const tensor_files files({path});
+            write_npy(path, {data, dtype::of<float>(), shape});
+            for (const tensor_slice& slice : {tensor_slice{0, 2, 4}, {1, 3, 6}}) {
+                const std::vector<tensor_request> requests{{"a", slice}};
+                CHECK_THROWS_WITH_AS(files.load(requests, device), doctest::Contains("changed"),
+                                     data_changed);
+            }
+        }
+    });
+}
+
 TEST_CASE("load: a tensor of a type that pinflow lacks is refused by name, and others can be loaded") {
     const temporary_folder folder;
     write_good_and_bad(folder / "a.safetensors", "good", "bad");
