@@ -1,7 +1,7 @@
 // Feeds arbitrary bytes to parse_npy_header. Run it with the folder of seeds and the dictionary beside this
 // file:
 //   npy_header_fuzz -dict=npy_header.dict -max_len=2048 CORPUS seeds/npy_header
-// Copy every input that fails to regressions/npy_header: tests/npy_header_test.cpp replays them.
+// Copy every input that fails to regressions/npy_header: tests/npy_header_hostile_test.cpp replays them.
 
 #include <cstdio>
 #include <cstdlib>

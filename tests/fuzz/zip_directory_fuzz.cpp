@@ -1,7 +1,7 @@
 // Feeds arbitrary bytes to the readers of .npz files: the directory, each member's headers, and inflating.
 // Run it with the folder of seeds and the dictionary beside this file:
 //   zip_directory_fuzz -dict=zip_directory.dict -max_len=2048 CORPUS seeds/zip_directory
-// Copy every input that fails to regressions/zip_directory: tests/npz_test.cpp replays them.
+// Copy every input that fails to regressions/zip_directory: tests/npz_damage_test.cpp replays them.
 
 #include <cstdio>
 #include <cstdlib>
