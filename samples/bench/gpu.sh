@@ -97,11 +97,11 @@ sanitize() {
         surroundings=(env PINFLOW_TEST_SINGLE_COPIES=1)  # it does not see what batch copies write
     fi
     # api_loader_test and api_rows_test run one source file at a time
-    local tests=(rows/gather_test rows/scatter_test rows/row_sizes_test rows/wrong_ids_test rows/reserve_test
-        rows/threads_test rows_errors_test sort_rows_test staging_test cuda_test loader/batch_test loader/delivery_test loader/routes_test loader/settings_test
-        loader/report_test loader/leases_test loader/row_sizes_test loader/fork_test loader_faults_test slots_data_test
-        slots_test
-        loader/digest_test stream_test buffer_test)
+    local tests=(rows/both_ways_test rows/gather_test rows/scatter_test rows/row_sizes_test rows/wrong_ids_test
+        rows/reserve_test rows/threads_test rows_errors_test sort_rows_test staging_test cuda_test loader/batch_test
+        loader/delivery_test loader/routes_test loader/settings_test loader/report_test loader/leases_test
+        loader/row_sizes_test loader/fork_test loader_faults_test slots_data_test slots_test loader/digest_test
+        stream_test buffer_test)
     configure "$build-small" -DCMAKE_CXX_FLAGS=-DPINFLOW_TEST_SANITIZED=1
     timeout 300 cmake --build "$build-small" --parallel "$jobs" --target api_loader_test api_rows_test \
         rows_errors_test sort_rows_test staging_test cuda_test loader_faults_test slots_data_test slots_test stream_test \
