@@ -149,7 +149,8 @@ class LoadTest(unittest.TestCase):
             self.assertEqual(part.get_dtype(), "I16")
             for key in (numpy.s_[2:4], numpy.s_[:, 1:6], numpy.s_[:, :, 3:], numpy.s_[1], numpy.s_[-1, 2:5], numpy.s_[:],
                         numpy.s_[..., 2], numpy.s_[::2, 1:3], numpy.s_[4:2], numpy.s_[:, 3, ::-1], numpy.s_[1:3, 2:4, 5],
-                        numpy.s_[numpy.int64(-2)], numpy.s_[:, numpy.int8(3)]):
+                        numpy.s_[numpy.int64(-2)], numpy.s_[:, numpy.int8(3)], numpy.s_[1:, 2:4], numpy.s_[1:, 3],
+                        numpy.s_[::2, 1:, 4], numpy.s_[2:4, 5:5], numpy.s_[-3:, ..., -1]):
                 with self.subTest(key):
                     numpy.testing.assert_array_equal(part[key], values[key])
             for key in (numpy.s_[None, 2:4], numpy.s_[numpy.array([0, 2])], numpy.s_[values[:, 0, 0] > 60, 1:3]):

@@ -35,10 +35,10 @@ class TensorSlice:
         return FORMAT_NAMES.get(spelling, spelling)
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements that `key` selects. Of the first axis that a number or a slice of step 1 restricts, only the needed
+        """The elements that `key` selects. Of the axis that a number or a slice of step 1 restricts most, only the needed
         range is read. All other axes are read whole, and indexed afterwards. With any other key, such as None, a list
-        or a mask, the whole tensor is read. Of a chunked HDF5 dataset, every chunk with a needed row is decoded. A
-        .npz member that must be decoded or reordered is read whole.
+        or a mask, the whole tensor is read. Of a chunked HDF5 dataset, only chunks with elements of the range are
+        decoded. A .npz member that must be decoded or reordered is read whole.
 
         Raises:
             IndexError: as for a numpy array.
@@ -69,11 +69,12 @@ class TensorSlice:
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
         parts = [_part_of(each, shape[axis]) for axis, each in enumerate(keys)]
         rest = [part[2] if part[:2] == (0, length) else each for part, each, length in zip(parts, keys, shape)]
-        for axis, (begin, end, inside) in enumerate(parts):
-            if (begin, end) != (0, shape[axis]):
-                rest[axis] = inside
-                return (self._name, axis, begin, end, ""), tuple(rest)
-        return whole, tuple(rest)
+        restricted = [axis for axis, part in enumerate(parts) if part[:2] != (0, shape[axis])]
+        if not restricted:
+            return whole, tuple(rest)
+        axis = min(restricted, key=lambda each: (parts[each][1] - parts[each][0]) / shape[each])
+        begin, end, rest[axis] = parts[axis]
+        return (self._name, axis, begin, end, ""), tuple(rest)
 
 
 def _is_number(key: Any) -> bool:
