@@ -90,7 +90,17 @@ failure_report report_failure() {
 }
 
 void fail(std::string_view attempted) {
-    throw format_error(fmt::format("{}: libhdf5 says '{}'", attempted, report_failure().description));
+    const std::string words = report_failure().description;
+    std::string hint;
+    if (words.find("version") != words.npos) {
+        unsigned major = 0;
+        unsigned minor = 0;
+        unsigned release = 0;
+        ::H5get_libversion(&major, &minor, &release);
+        hint = fmt::format("; its version is {}.{}.{}, and a newer one may have written the file", major,
+                           minor, release);
+    }
+    throw format_error(fmt::format("{}: libhdf5 says '{}'{}", attempted, words, hint));
 }
 
 // ---- the driver ------------------------------------------------------------------------------------------

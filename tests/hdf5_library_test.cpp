@@ -8,6 +8,7 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <hdf5.h>
 #include <sys/file.h>
 #include <unistd.h>
 
@@ -431,6 +432,23 @@ TEST_CASE("hdf5: a truncated file, or a file that is not HDF5, is refused in one
             CHECK(sentence.find('\n') == sentence.npos);
         }
     }
+}
+
+TEST_CASE("hdf5: if libhdf5 does not know a version in the file, the sentence has its own") {
+    ++cases_run;
+    const temporary_folder folder;
+    fs::copy_file(files() / "links.h5", folder / "newer.h5");
+    constexpr std::streamoff superblock_version = 8;
+    std::fstream bytes(folder / "newer.h5", std::ios::binary | std::ios::in | std::ios::out);
+    bytes.seekp(superblock_version);
+    bytes.put(99);
+    bytes.close();
+    const std::string sentence = message_of<pinflow::format_error>(
+        [&] { pinflow::detail::list_hdf5_datasets(input_file(folder / "newer.h5")); });
+    CAPTURE(sentence);
+    CHECK(contains(sentence, "version"));
+    CHECK(contains(sentence, fmt::format("{}.{}.{}, and a newer one may have written the file", H5_VERS_MAJOR,
+                                         H5_VERS_MINOR, H5_VERS_RELEASE)));
 }
 
 TEST_CASE("hdf5: a file that was replaced after opening is not described") {
