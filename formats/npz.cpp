@@ -404,8 +404,11 @@ std::vector<array_listing> list_npz(const std::filesystem::path& path) {
     return naming(*archive.file(), [&] {
         std::vector<array_listing> listings;
         listings.reserve(archive.entries().size());
-        for (const zip_entry& entry : archive.entries())
-            listings.push_back(list_member(entry, archive.read()));
+        for (const zip_entry& entry : archive.entries()) {
+            const bool is_folder =
+                entry.name.ends_with('/') && entry.size_bytes == 0;  // some archivers list them
+            if (!is_folder) listings.push_back(list_member(entry, archive.read()));
+        }
         return listings;
     });
 }

@@ -250,7 +250,7 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
     made.bytes[made.locals[12]] = 'x';
     write_file(folder / "a.npz", made.bytes);
     const std::vector<array_listing> listings = list_npz(folder / "a.npz");
-    REQUIRE(listings.size() == 13);
+    REQUIRE(listings.size() == 12);  // not the folder
 
     CHECK(listings[0].name == "stored");
     CHECK(listings[0].dtype == dtype::of<std::int32_t>());
@@ -270,7 +270,6 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
 
     const char* const reasons[] = {"the member 'notes.txt': it is not a .npy file",
                                    "the member 'nothing.npy': the file ends after 0 bytes",
-                                   "the member 'folder/': the file ends after 0 bytes",
                                    "the member 'encrypted.npy' is encrypted",
                                    "the member 'lzma.npy' is compressed by method 14",
                                    "the member 'pickle.npy': ",
@@ -285,7 +284,7 @@ TEST_CASE("npz: lists what every member is, or why it cannot be opened") {
         CHECK(contains(listing.reason, reasons[index - 3]));
         CHECK_FALSE(listing.dtype.has_value());
         CHECK_FALSE(listing.mappable);
-        const bool is_unsupported = index == 6 || index == 7 || index == 8;
+        const bool is_unsupported = index == 5 || index == 6 || index == 7;
         const auto open = [&] { open_npz(folder / "a.npz", listing.name); };
         const std::string sentence =
             is_unsupported ? message_of<pinflow::unsupported>(open) : message_of<pinflow::format_error>(open);

@@ -199,12 +199,7 @@ std::vector<conversion> plan(const convert_arguments& arguments,
         return {plan_one(arguments, {}, target.name, stream->dtype(), stream->shape())};
     }
     std::vector<array_listing> listed;
-    if (!source.name) {
-        listed = list_arrays(source.path);
-        std::erase_if(listed, [](const array_listing& each) {  // folders, which some archivers list
-            return !each.dtype && each.name.ends_with('/');
-        });
-    }
+    if (!source.name) listed = list_arrays(source.path);
     if (source.name || listed.size() == 1) {
         const std::string name = source.name.value_or(listed.empty() ? "" : listed.front().name);
         const auto stream = elements.stream(name, reordering_bytes());

@@ -114,7 +114,10 @@ inline std::string broken_for(std::span<const std::byte> bytes) {
             const std::string broken = broken_in([&] { return broken_for(entry, read); });
             if (!broken.empty()) return broken;
         }
-        return broken_for_file(bytes, entries.size());
+        // folders are not listed
+        const auto members = std::ranges::count_if(
+            entries, [](const auto& entry) { return !entry.name.ends_with('/') || entry.size_bytes != 0; });
+        return broken_for_file(bytes, static_cast<std::size_t>(members));
     });
 }
 
