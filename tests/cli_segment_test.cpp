@@ -141,6 +141,30 @@ TEST_CASE("pin: the arrays of a file become NAME/ARRAY, and list names them") {
     CHECK(digest_of_stream({one.file()}) == digest_of_stream({path + ":labels"}));
 }
 
+TEST_CASE("pin: a file with many arrays takes one descriptor for each") {
+    const temporary_folder folder;
+    const own_segment segment("many");
+    const std::string path = folder / "many.safetensors";
+    std::vector<safetensors_writer::tensor> tensors;
+    std::vector<float> values;
+    for (int i = 0; i < 300; ++i) {
+        tensors.push_back({"t" + std::to_string(i), dtype::of<float>(), {1}});
+        values.push_back(static_cast<float>(i));
+    }
+    safetensors_writer writer(path, tensors);
+    writer.write(std::as_bytes(std::span(values)));
+    writer.finish();
+    tool_surroundings surroundings;
+    surroundings.max_descriptors = 400;
+    const tool_result pinned = run_tool({"pin", path, segment.name()}, surroundings);
+    CHECK(pinned.status == 0);
+    CHECK(pinned.errors == "");
+    for (const std::string name : {"t0", "t17", "t299"}) {
+        const array opened = open_segment(segment.name() + "/" + name);
+        CHECK(*reinterpret_cast<const float*>(opened.view().data()) == std::stof(name.substr(1)));
+    }
+}
+
 TEST_CASE("list: a file that is no segment is not counted as one") {
     const temporary_folder folder;
     const own_segment segment("good"), other("other");

@@ -40,11 +40,45 @@ std::unique_ptr<segment_content> rows_content(const std::string& text, const ope
     return std::make_unique<owned_rows>(std::move(rows));
 }
 
-std::unique_ptr<segment_content> elements_content(const std::string& path, const std::string& name) {
+/// Memory for reordering and decoding.
+std::uint64_t stream_memory_bytes() {
     constexpr std::uint64_t usual_bytes = std::uint64_t{64} << 20;
-    const std::uint64_t memory_bytes = std::min(usual_bytes, read_available_memory().size_bytes / 4);
-    return content_of(open_elements(path)->stream(name, memory_bytes));
+    return std::min(usual_bytes, read_available_memory().size_bytes / 4);
 }
+
+std::unique_ptr<segment_content> elements_content(const std::string& path, const std::string& name) {
+    return content_of(open_elements(path)->stream(name, stream_memory_bytes()));
+}
+
+/// A small array of an open file. It is opened when it is copied, and copied by one thread: a file may have
+/// more of them than the process may have descriptors.
+class small_array final : public segment_content {
+ public:
+    static constexpr std::uint64_t max_bytes = std::uint64_t{4} << 20;
+
+    small_array(std::shared_ptr<const element_file> file, std::string path, const array_listing& listed)
+        : file_(std::move(file)),
+          path_(std::move(path)),
+          name_(listed.name),
+          dtype_(*listed.dtype),
+          shape_(listed.shape) {}
+
+    const pinflow::dtype& dtype() const noexcept override { return dtype_; }
+    shape_vector shape() const override { return shape_; }
+    std::string copy(const copy_target& to) override {
+        auto stream = file_->stream(name_, stream_memory_bytes());
+        if (!(stream->dtype() == dtype_) || stream->shape() != shape_)
+            throw data_changed(fmt::format("'{}' has changed since its arrays were listed", path_));
+        return content_of(std::move(stream))->copy(to);
+    }
+
+ private:
+    std::shared_ptr<const element_file> file_;
+    std::string path_;
+    std::string name_;
+    pinflow::dtype dtype_;
+    shape_vector shape_;
+};
 
 /// Whether an array is a compressed member of a .npz file: as rows, it would be inflated to other memory
 /// first.
@@ -87,22 +121,26 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
     const file_and_name split = split_file_and_name(file);
     if (split.named) return {publish_content(name, *named_array_content(split.path, split.name), options)};
     const file_format format = format_of(split.path);
-    std::vector<array_listing> listed = list_arrays(split.path);
-    std::erase_if(listed, [](const array_listing& each) {  // folders, which some archivers list
-        return !each.dtype && each.name.ends_with('/');
-    });
+    const std::vector<array_listing> listed = list_arrays(split.path);
     if (listed.empty()) throw invalid_argument(fmt::format("cannot publish '{}': it has no arrays", file));
     if (listed.size() == 1)
         return {publish_content(
             name, *array_content(split.path, listed.front().name, is_deflated_member(format, listed.front())),
             options)};
     std::vector<named_content> arrays;
+    const std::shared_ptr<const element_file> opened = open_elements(split.path);
     for (const array_listing& each : listed) {
         if (!each.dtype)
             throw unsupported(fmt::format("cannot publish '{}:{}': {}; choose arrays as '{}:NAME'",
                                           split.path, each.name, each.reason, split.path));
-        arrays.emplace_back(each.name,
-                            array_content(split.path, each.name, is_deflated_member(format, each)));
+        const bool is_small = each.size_bytes <= small_array::max_bytes && each.dtype->is_little_endian();
+        std::unique_ptr<segment_content> content;
+        if (is_small) {
+            content = std::make_unique<small_array>(opened, split.path, each);
+        } else {
+            content = array_content(split.path, each.name, is_deflated_member(format, each));
+        }
+        arrays.emplace_back(each.name, std::move(content));
     }
     return publish_contents(name, arrays, options);
 }
