@@ -15,6 +15,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
 #include "src/core/system_failure.hpp"
 
 namespace pinflow::detail::system {
@@ -55,6 +56,14 @@ int attempt(call what, std::string_view path, Function function) {
     return static_cast<int>(transfer(what, path, 0, [&](std::size_t) { return function(); }));
 }
 
+/// The system would take the part before the zero byte for the path.
+/// @throws invalid_argument.
+void refuse_zero_byte(const std::string& path) {
+    if (path.find('\0') != path.npos)
+        throw invalid_argument(
+            fmt::format("no file can be called {}: its path has a zero byte", quote(path)));
+}
+
 /// The part of `destination` that a file can fill from that offset on: no file reaches past the largest
 /// offset. With an offset of -1, preadv2 would read at the descriptor's position.
 std::span<std::byte> within_any_file(std::uint64_t offset_bytes, std::span<std::byte> destination) noexcept {
@@ -89,6 +98,7 @@ void fail_if_injected(call what, const std::string& path, std::string_view attem
 }
 
 int open_for_reading(const std::string& path) {
+    refuse_zero_byte(path);
     const int descriptor = attempt(
         call::open, path, [&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY); });
     if (descriptor == -1) fail(errno, "cannot open '{}'", path);
@@ -96,6 +106,7 @@ int open_for_reading(const std::string& path) {
 }
 
 int create_for_writing(const std::string& path, ::mode_t mode) {
+    refuse_zero_byte(path);
     const int descriptor = attempt(call::open, path, [&] {
         return ::open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, mode);
     });
@@ -149,6 +160,7 @@ struct ::stat status(int descriptor, const std::string& path) {
 }
 
 std::optional<struct ::stat> status_of_path(const std::string& path) {
+    refuse_zero_byte(path);
     struct ::stat result{};
     if (attempt(call::stat, path, [&] { return ::stat(path.c_str(), &result); }) == 0) return result;
     if (errno == ENOENT || errno == ENOTDIR || errno == EACCES) return std::nullopt;

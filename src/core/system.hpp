@@ -92,7 +92,8 @@ void fail_if_injected(call what, const std::string& path, std::string_view attem
 
 // ---- files ------------------------------------------------------------------------------------------------
 
-/// Opens a file for reading, with O_CLOEXEC, without blocking.
+/// Opens a file for reading, with O_CLOEXEC, without blocking. As the other functions here that take a path
+/// which a caller gave, it throws invalid_argument for one with a zero byte.
 /// @return the descriptor.
 int open_for_reading(const std::string& path);
 /// Creates a file for writing and reading, with O_CLOEXEC. The file must not exist yet.
