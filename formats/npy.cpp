@@ -115,6 +115,9 @@ array open_npy(const std::filesystem::path& path) {
 }
 
 void write_npy(const std::filesystem::path& path, const array_view& view) {
+    if (view.data() == nullptr && view.size_bytes() > 0)
+        throw invalid_argument(fmt::format("cannot write '{}': the array of shape {} has no data",
+                                           path.string(), to_string(view.shape())));
     const bool fortran_order = !view.c_contiguous() && view.fortran_contiguous();
     const std::string header =
         naming(path, [&] { return format_npy_header(view.dtype(), view.shape(), fortran_order); });

@@ -324,6 +324,29 @@ TEST_CASE("npy: writes a strided view larger than the buffer that collects its e
     CHECK(equal);
 }
 
+TEST_CASE("npy: a path with a zero byte names no file") {
+    const temporary_folder folder;
+    const float value = 1;
+    const array_view view(reinterpret_cast<const std::byte*>(&value), dtype::of<float>(), {1});
+    const auto path = folder / "a.npy";
+    pinflow::write_npy(path, view);
+    const std::filesystem::path longer = path.string() + std::string("\0.old", 5);
+    CHECK(contains_all(message_of<pinflow::invalid_argument>([&] { open_npy(longer); }),
+                       {"a.npy", "zero byte"}));
+    std::filesystem::remove(path);
+    CHECK_THROWS_AS(pinflow::write_npy(longer, view), pinflow::invalid_argument);
+    CHECK(std::filesystem::is_empty(path.parent_path()));
+}
+
+TEST_CASE("npy: an array whose data is null is not written, unless it has no elements") {
+    const temporary_folder folder;
+    const auto path = folder / "null.npy";
+    CHECK_THROWS_AS(pinflow::write_npy(path, {nullptr, dtype::of<float>(), {3}}), pinflow::invalid_argument);
+    CHECK_FALSE(std::filesystem::exists(path));
+    pinflow::write_npy(path, {nullptr, dtype::of<float>(), {3, 0}});
+    CHECK(open_npy(path).shape() == shape_vector{3, 0});
+}
+
 TEST_CASE("npy: writes arrays without axes, without elements, and big-endian ones") {
     const temporary_folder folder;
     const auto values = counted(4);
