@@ -88,6 +88,27 @@ TEST_CASE("event: is done before it is recorded, and after its stream has passed
     });
 }
 
+TEST_CASE("event: a wait of the longest time ends when the event is reached") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        event mark(device);
+        gate gate;
+        hold(stream, gate);
+        mark.record(stream);
+        std::thread opener([&] { gate.open(); });
+        CHECK(mark.synchronize_for(std::chrono::microseconds::max()));
+        opener.join();
+    });
+}
+
+TEST_CASE("stream: an empty function is refused") {
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        CHECK_THROWS_AS(stream.host_function_async(nullptr), pinflow::invalid_argument);
+        stream.synchronize();
+    });
+}
+
 TEST_CASE("event: a wait means the record made before it, not a later one") {
     on_each_device([](const device& device) {
         const stream recorder(device);

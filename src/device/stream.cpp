@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 
@@ -25,6 +28,7 @@ bool stream_view::done() const {
 }
 
 void stream_view::host_function_async(std::function<void()> work) const {
+    if (!work) throw invalid_argument("an empty function cannot be enqueued in a stream");
     device_.backend().enqueue_host_function(native_handle_, std::move(work));
 }
 
@@ -91,7 +95,9 @@ void event::synchronize() const {
 }
 
 bool event::synchronize_for(std::chrono::microseconds timeout) const {
-    return device_.backend().synchronize_event_for(valid_handle(), timeout);
+    // clocks count in nanoseconds, of which 64 bits hold 292 years
+    constexpr std::chrono::microseconds longest = std::chrono::years(100);
+    return device_.backend().synchronize_event_for(valid_handle(), std::min(timeout, longest));
 }
 
 bool event::done() const {
