@@ -49,6 +49,9 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
         throw invalid_argument(fmt::format("a batch on {} cannot be used on a stream of {}",
                                            pool_->device().name(), stream.device().name()));
     }
+    // on a GPU it is the legacy default stream
+    if (stream.native_handle() == nullptr && pool_->device().kind() == device_kind::host)
+        throw invalid_argument("a null handle is no stream of the host device");
     if (pool_->device().backend().is_capturing(stream.native_handle())) {
         throw unsupported(
             "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is "

@@ -203,6 +203,22 @@ TEST_CASE("leases: consumers with a stream and without one take turns") {
     });
 }
 
+TEST_CASE("leases: a null handle is refused on the host device, and no batch is lost") {
+    const temporary_folder folder;
+    const known_sample sample = images_and_labels(folder);
+    const device device = device::host();
+    const stream_view null(device, nullptr);
+    loader loader(sources_of(sample), options_with_slots(device, order::sequential, route::automatic, 2));
+    for (std::uint64_t index = 0; index < batch_count; ++index) {
+        CHECK_THROWS_AS(loader.next(null), invalid_argument);
+        std::optional<batch> batch = loader.next();
+        REQUIRE(batch);
+        CHECK(batch->index() == index);
+        CHECK_THROWS_AS(batch->used_on(null), invalid_argument);
+    }
+    CHECK_FALSE(loader.next());
+}
+
 TEST_CASE("leases: several threads lease and release batches in any order, and share all of them") {
     for_every_route([](const known_sample& sample, const device& device, order order, route route) {
         constexpr std::uint64_t epochs = 3;
