@@ -193,11 +193,11 @@ TEST_CASE("embedding table: leases dropped during a capture lose their memory, a
     }
     lose();
     backend.captured = nullptr;
-    CHECK_THROWS_WITH_AS(
-        table.fetch(ids, stream),
-        "cannot fetch or prefetch: all 2 steps of the embedding table are in use: commit or drop "
-        "leases, or fetch what was prefetched; 2 of them are lost",
-        all_slots_leased);
+    CHECK_THROWS_WITH_AS(table.fetch(ids, stream),
+                         "cannot fetch or prefetch: all 2 steps of the embedding table are in use (2 lost): "
+                         "commit or drop leases, "
+                         "or fetch what was prefetched",
+                         all_slots_leased);
 }
 
 TEST_CASE("embedding table: in a forked process calls are refused, and a table can be destroyed") {
@@ -397,6 +397,29 @@ TEST_CASE("embedding table: a new rate is that of later commits, on any stream")
         }
         CHECK(rate_of(table.options().rule) == 0.25);
         CHECK_THROWS_AS(table.set_rate(-1, first), invalid_argument);
+    });
+}
+
+TEST_CASE("embedding table: while a lease is kept, 1 + 2 * look_ahead others can be committed") {
+    on_each_device([&](const device& device) {
+        for (const unsigned look_ahead : {0U, 1U, 2U}) {
+            embedding_options options;
+            options.row_count = 30;
+            options.columns = 4;
+            options.max_batch_ids = 10;
+            options.look_ahead = look_ahead;
+            const stream stream(device);
+            embedding_table table(options, device);
+            const device_array gradients(std::vector<float>(40, 1), stream);
+            const std::vector<std::uint64_t> ids(10, 3);
+            std::optional<embedding_lease> kept = table.fetch(ids, stream);
+            for (unsigned step = 0; step < 1 + 2 * look_ahead; ++step)
+                table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+            CHECK_THROWS_WITH_AS(table.fetch(ids, stream), doctest::Contains("(1 by leases, "),
+                                 all_slots_leased);
+            kept.reset();
+            table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+        }
     });
 }
 

@@ -54,6 +54,8 @@ record_layout lay_out_record(const embedding_options& options) {
                                            options.device_rows, options.row_count));
     if (options.keeps_records && (!options.storage || options.device_rows != 0))
         throw invalid_argument("keeps_records needs storage, and no device_rows");
+    if (!row_grouper::can_group(1, options.row_count))
+        throw invalid_argument(fmt::format("an embedding table of {} rows is too large", options.row_count));
     if (!row_grouper::can_group(options.max_batch_ids, options.row_count))
         throw invalid_argument(
             fmt::format("max_batch_ids of {} is too large for an embedding table of {} rows",

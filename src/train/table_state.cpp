@@ -1,10 +1,14 @@
 #include "src/train/table_state.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
@@ -103,6 +107,21 @@ void embedding_table::state::cancel_prefetches() {
     prefetched_.clear();
 }
 
+/// What the steps are in use for, as "2 by leases, 1 by commits that older leases may need".
+std::string embedding_table::state::uses_of_steps() const {
+    const auto lost = std::ranges::count_if(
+        steps_, [&](const auto& step) { return phase_of(*step) == table_step::phase::lost; });
+    std::vector<std::string> uses;
+    const auto add = [&](std::size_t count, std::string_view use) {
+        if (count != 0) uses.push_back(fmt::format("{} {}", count, use));
+    };
+    add(leased_.size(), "by leases");
+    add(prefetched_.size(), "by prefetches");
+    add(committed_.size(), "by commits that older leases may need");
+    add(static_cast<std::size_t>(lost), "lost");
+    return fmt::format("{}", fmt::join(uses, ", "));
+}
+
 /// A step whose memory later gathers may overwrite.
 table_step& embedding_table::state::take_step() {
     free_dropped();
@@ -127,12 +146,10 @@ table_step& embedding_table::state::take_step() {
         oldest = std::ranges::find_if(committed_, has_no_reader);
     }
     if (oldest == committed_.end()) {
-        const auto lost = std::ranges::count_if(
-            steps_, [&](const auto& step) { return phase_of(*step) == table_step::phase::lost; });
         throw all_slots_leased(fmt::format(
-            "cannot fetch or prefetch: all {} steps of the embedding table are in use: commit or drop "
-            "leases, or fetch what was prefetched{}",
-            steps_.size(), lost == 0 ? "" : fmt::format("; {} of them are lost", lost)));
+            "cannot fetch or prefetch: all {} steps of the embedding table are in use ({}): commit or "
+            "drop leases, or fetch what was prefetched",
+            steps_.size(), uses_of_steps()));
     }
     table_step& step = **oldest;
     gathers_.view().wait(step.written);  // so later gathers see what it wrote

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "pinflow/train/embedding_table.hpp"
@@ -85,6 +86,7 @@ struct embedding_table::state {
     detail::table_step::phase phase_of(const detail::table_step& step) const;
     void set_phase(detail::table_step& step, detail::table_step::phase phase) noexcept;
     void free_dropped();
+    std::string uses_of_steps() const;
     detail::table_step& take_step();
     detail::table_step& begin_step(row_ids ids);
     void group(detail::table_step& step, detail::row_grouper& grouper) const;
