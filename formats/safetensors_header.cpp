@@ -372,8 +372,10 @@ std::uint64_t detail::safetensors_data_offset_bytes(std::span<const std::byte> b
         header_size |= std::to_integer<std::uint64_t>(bytes[index]) << (8 * index);
     }
     if (header_size > file_size_bytes - length_size) {
-        detail::throw_format_error("the header's length is given as {} bytes, but only {} follow in the file",
-                                   header_size, file_size_bytes - length_size);
+        detail::throw_format_error(
+            "the header's length is given as {} bytes, but only {} follow in the file: it is truncated, or "
+            "not a safetensors file",
+            header_size, file_size_bytes - length_size);
     }
     if (header_size > max_safetensors_header_bytes) {
         detail::throw_format_error("the header is {} bytes long; safetensors allows {}", header_size,

@@ -90,7 +90,7 @@ using load_progress = std::function<void(std::uint64_t done_bytes, std::uint64_t
 struct load_options {
     /// Tensors to load: names, or patterns with `*`, `?` and `[...]` as in the shell. Empty: all. Only
     /// load_tensors and tensor_files::select use it; tensor_files::load has requests instead.
-    std::vector<std::string> names;
+    std::vector<std::string> names = {};  // NOLINT(readability-redundant-member-init): g++ wants it
     /// Casts float16, bfloat16, float32 and float64 tensors to this type, as tensor_request::dtype. Other
     /// tensors keep their type. Only load_tensors and tensor_files::select use it.
     std::optional<pinflow::dtype> dtype = std::nullopt;

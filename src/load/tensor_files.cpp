@@ -298,6 +298,7 @@ std::vector<std::string> tensor_files::refused_names() const {
     std::vector<std::string> names;
     for (const auto& [name, why] : opened_->refused)
         names.push_back(name);
+    std::ranges::sort(names);
     return names;
 }
 const std::map<std::string, std::string>& tensor_files::metadata() const noexcept {
