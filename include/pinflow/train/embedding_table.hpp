@@ -167,9 +167,10 @@ class embedding_table {
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
     /// @throws unsupported for ids in device memory if the device cannot access the storage in place.
-    /// @throws all_slots_leased if all steps are in use: by leases, by prefetches, and by commits that a lease
-    /// which was fetched before them may need for its own commit. So while one lease is kept, at most
-    /// 1 + 2 * look_ahead others can be committed. device_error, system_failure, also of a prefetch.
+    /// @throws all_slots_leased if all steps are in use: by leases, by prefetches, and by commits that a
+    /// lease which was fetched before them may need for its own commit. So while one lease is kept, at most
+    /// 1 + 2 * look_ahead others can be committed.
+    /// @throws device_error, system_failure, also of a prefetch.
     embedding_lease fetch(row_ids ids, stream_view stream);
     /// Makes one step of the rule on each row of the lease, as other commits have left it, and writes it
     /// back. `gradients` has a row of `columns` numbers for each id of the fetch, contiguous, in device
