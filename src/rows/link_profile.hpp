@@ -100,7 +100,7 @@ struct link_profile {
     unsigned min_staging_threads = 8;               ///< from this many on, the CPU's help pays off
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
     std::uint64_t min_staging_bytes = 256 << 10;    ///< smaller staging buffers are used only if required
-    std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< larger tables are large
+    std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables of more bytes are large
     unsigned usual_blocks = 8;        ///< for scatters, and for gathers of rows below min_long_bytes
     unsigned long_gather_blocks = 4;  ///< for gathers of rows of min_long_bytes and more
     /// Only scatters of shorter rows to large tables are busy. With longer rows, more blocks are not faster,
