@@ -95,7 +95,7 @@ struct load_options {
     /// tensors keep their type. Only load_tensors and tensor_files::select use it.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
-    /// CPU threads that read, decode and cast. 0: all cores, at most 16.
+    /// CPU threads that read, decode and cast. 0: all cores, at most 14.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
     /// may outlast the call; the process waits for it before it exits.

@@ -17,7 +17,8 @@ namespace pinflow::detail {
 
 namespace {
 
-constexpr unsigned max_threads = 16;
+/// With 16 cores, the two others make memory and enqueue copies meanwhile.
+constexpr unsigned max_threads = 14;
 /// On the host device the calling thread reads up to this many bytes itself, because starting threads would
 /// take longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
@@ -83,6 +84,11 @@ load_route route_of_load(const transfer_plan& plan) {
     return plan.main() == transfer::copy_engine ? load_route::copy : load_route::staged;
 }
 
+/// The number of threads if the caller does not choose one.
+unsigned default_threads() {
+    return std::clamp(static_cast<unsigned>(tbb::info::default_concurrency()), 1U, max_threads);
+}
+
 /// The route of a load to host memory.
 chosen_route choose_on_host(const load_plan& plan) {
     chosen_route chosen;
@@ -99,11 +105,11 @@ chosen_route choose_on_host(const load_plan& plan) {
 
 /// The route of a load to a GPU.
 chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, const load_options& options) {
-    const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
+    const unsigned threads = default_threads();
     transfer_plan chosen =
         plan_load_transfer({.copyable_bytes = count_copyable_bytes(plan),
                             .is_all_copyable = plan.others.empty(),
-                            .threads = options.threads == 0 ? cores : std::min(options.threads, cores),
+                            .threads = options.threads == 0 ? threads : std::min(options.threads, threads),
                             .requested = parts_of(options.route),
                             .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
                             .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }});
@@ -119,9 +125,8 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     chosen_route chosen =
         device.kind() == device_kind::host ? choose_on_host(plan) : choose_on_gpu(opened, plan, options);
     if (chosen.route == load_route::copy) return chosen;
-    const auto cores = static_cast<unsigned>(tbb::info::default_concurrency());
     // also beside page-locking: one thread fewer is as fast, or slower
-    chosen.threads = options.threads != 0 ? options.threads : std::clamp(cores, 1U, max_threads);
+    chosen.threads = options.threads != 0 ? options.threads : default_threads();
     if (chosen.is_small) chosen.threads = 0;
     const std::size_t units = plan.copyable.size() + plan.others.size();
     chosen.threads = static_cast<unsigned>(std::min<std::size_t>(chosen.threads, units));
