@@ -273,3 +273,23 @@ TEST_CASE("bench: rows of any length are scattered to where they belong, and no 
         }
     }
 }
+
+TEST_CASE("bench: options that the named work does not use are noted") {
+    const temporary_folder folder;
+    const std::string file = folder / "a.npy";
+    npy_bytes::write_file(file, cli::npy("<f4", "(1000, 4)", cli::counting_bytes(16000)));
+    const auto notes_of = [](const cli::arguments& more) {
+        cli::arguments command{"bench", "--device", "host"};
+        command.insert(command.end(), more.begin(), more.end());
+        return cli::run_json(command)["notes"];
+    };
+    CHECK(notes_of({"copy", "--epochs", "3", "--table", "4MiB"}) ==
+          nlohmann::json{"copy does not use --table, --epochs"});
+    CHECK(notes_of({"gather", "--table", "4MiB", "--batch", "500", "--batches", "2", "--file", "a.npy"}) ==
+          nlohmann::json{"gather does not use --file"});
+    CHECK(notes_of({"scatter", "--table", "4MiB", "--batch", "500", "--batches", "2"}).empty());
+    CHECK(notes_of({"stream", "--file", file, "--row-bytes", "512", "--epochs", "2"}) ==
+          nlohmann::json{"stream with --file does not use --row-bytes"});
+    const tool_result text = run_tool({"bench", "copy", "--device", "host", "--known", "4"});
+    CHECK(text.output.ends_with("\nnote: copy does not use --known\n"));
+}

@@ -348,3 +348,18 @@ TEST_CASE("cli: stream refuses arrays without rows to take, or with different nu
         CHECK(result.output.empty());
     }
 }
+
+TEST_CASE("cli: stream notes that --tail drop skips all rows") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("<f4", "(10, 4)", counting_bytes(160)));
+    const auto notes_of = [&](const char* batch, const char* world) {
+        return run_json({"stream", folder / "a.npy", "--device", "host", "--tail", "drop", "--batch", batch,
+                         "--rank", "0", "--world", world})["notes"];
+    };
+    CHECK(notes_of("10", "1").empty());
+    CHECK(notes_of("5", "2").empty());
+    CHECK(notes_of("11", "1") ==
+          json{"--tail drop skips all of an epoch: 10 rows do not fill a batch of 11 on 1 rank"});
+    CHECK(notes_of("5", "3") ==
+          json{"--tail drop skips all of an epoch: 10 rows do not fill a batch of 5 on 3 ranks"});
+}

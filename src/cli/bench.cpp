@@ -64,9 +64,50 @@ std::string benchmark_names() {
     return names;
 }
 
+/// The options that not all work uses, and the work that uses them.
+struct option_use {
+    std::string_view flag;
+    std::vector<std::string_view> works;
+};
+
+std::vector<option_use> option_uses() {
+    const std::vector<std::string_view> rows{"gather", "scatter", "duplex", "plan"};
+    const std::vector<std::string_view> streams{"stream", "shuffled"};
+    std::vector<std::string_view> sized = rows;
+    sized.insert(sized.end(), streams.begin(), streams.end());
+    return {{"--file", {"stream", "shuffled", "pin"}},
+            {"--table", sized},
+            {"--row-bytes", sized},
+            {"--batch", sized},
+            {"--batches", rows},
+            {"--known", rows},
+            {"--route", rows},
+            {"--tune", {"gather", "scatter", "duplex"}},
+            {"--blocks", rows},
+            {"--staged-share", rows},
+            {"--epochs", streams},
+            {"--repetitions", {"gather", "scatter", "duplex", "pin", "load"}}};
+}
+
+/// A note about the options that `work` does not use; empty if there are none.
+std::string note_on_unused(const CLI::App& app, const std::string& work) {
+    std::string unused;
+    const bool reads_file = (work == "stream" || work == "shuffled") && app.count("--file") > 0;
+    for (const option_use& each : option_uses()) {
+        const bool is_size_of_made_file = each.flag == "--table" || each.flag == "--row-bytes";
+        const bool is_used =
+            std::ranges::find(each.works, work) != each.works.end() && !(reads_file && is_size_of_made_file);
+        if (app.count(std::string(each.flag)) == 0 || is_used) continue;
+        unused += fmt::format("{}{}", unused.empty() ? "" : ", ", each.flag);
+    }
+    if (unused.empty()) return {};
+    return fmt::format("{}{} does not use {}", work, reads_file ? " with --file" : "", unused);
+}
+
 struct bench_arguments {
     bench_options options;
     std::string work;
+    std::string note;  ///< about a likely mistake of the user
     bool json = false;
 };
 
@@ -155,6 +196,7 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         std::ranges::find(benchmarks, parsed.work, &benchmark::name) == benchmarks.end()) {
         throw usage_error(fmt::format("bench measures {}, not '{}'", benchmark_names(), parsed.work));
     }
+    if (!parsed.work.empty()) parsed.note = note_on_unused(app, parsed.work);
     bench_options& options = parsed.options;
     if (!options.load_files.empty() && parsed.work != "load")
         throw usage_error(fmt::format("only bench load takes FILES, not '{}'", options.load_files.front()));
@@ -245,11 +287,14 @@ void bench(const argument_list& arguments) {
                                       {"version", version},
                                       {"link_gbps", link.to_device},
                                       {"link_to_host_gbps", link.to_host},
-                                      {"results", std::move(results)}};
+                                      {"results", std::move(results)},
+                                      {"notes", nlohmann::ordered_json::array()}};
+        if (!parsed->note.empty()) object["notes"].push_back(parsed->note);
         if (failure) object["error"] = sentence;
         print(json_line(object));
     }
     if (failure) std::rethrow_exception(failure);
+    if (!parsed->json && !parsed->note.empty()) print(fmt::format("note: {}\n", parsed->note));
 }
 
 }  // namespace pinflow::cli

@@ -241,7 +241,8 @@ nlohmann::ordered_json arrays_as_json(const loader_report& report) {
 }
 
 /// Notes about likely mistakes of the user.
-std::vector<std::string> notes_on(const stream_result& result, const stream_arguments& arguments) {
+std::vector<std::string> notes_on(const stream_result& result, const stream_arguments& arguments,
+                                  std::uint64_t row_count) {
     std::vector<std::string> notes;
     if (are_probably_parts(arguments.files)) {
         notes.push_back(fmt::format("each of the {} files is an array of its own in every sample: {}",
@@ -252,6 +253,13 @@ std::vector<std::string> notes_on(const stream_result& result, const stream_argu
         notes.push_back(fmt::format(
             "'{}' says that {} done, and --epochs is {}: there was nothing left", arguments.load_state,
             readable_count(resumed->epoch, "epoch is", "epochs are"), arguments.options.epochs));
+    }
+    const loader_options& options = arguments.options;
+    const bool fills_none = row_count / options.batch_rows < options.shard.world;
+    if (options.tail == tail::drop && fills_none && row_count != 0) {
+        notes.push_back(fmt::format("--tail drop skips all of an epoch: {} not fill a batch of {} on {}",
+                                    readable_count(row_count, "row does", "rows do"), options.batch_rows,
+                                    readable_count(options.shard.world, "rank", "ranks")));
     }
     return notes;
 }
@@ -354,7 +362,7 @@ void stream_files(const argument_list& arguments) {
         not_saved = std::current_exception();  // what was streamed is reported all the same
     }
     const loader_report report = batches.report();
-    const std::vector<std::string> notes = notes_on(result, *parsed);
+    const std::vector<std::string> notes = notes_on(result, *parsed, sources.front()->row_count());
     print(parsed->json ? as_json(result, report, batches.device(), open_seconds, notes)
                        : as_text(result, report, batches.device(), open_seconds, notes));
     if (not_saved) std::rethrow_exception(not_saved);
