@@ -39,13 +39,18 @@ TEST_CASE(
             const stream gathering(device);
             const stream scattering(device);
             // of different sizes, so that each direction is ahead at times
-            for (const std::size_t gathered_rows : {row_count / 2, row_count / 2 - row_count / 10}) {
+            struct call_sizes {
+                std::size_t gathered, scattered;
+            };
+            for (const call_sizes& sizes :
+                 {call_sizes{row_count / 2, row_count / 2}, call_sizes{row_count * 2 / 5, row_count * 3 / 5},
+                  call_sizes{row_count / 7, row_count / 8}}) {
                 id_vector ids(row_count);
                 std::iota(ids.begin(), ids.end(), 0);
                 ids = shuffled(std::move(ids), random);
                 const std::span all(ids);
-                const auto read = all.first(gathered_rows);
-                const auto written = all.subspan(gathered_rows);
+                const auto read = all.first(sizes.gathered);
+                const auto written = all.subspan(sizes.gathered, sizes.scattered);
                 const guarded_rows rows(device, read.size() * row_bytes);
                 const auto new_content = random_bytes(written.size() * row_bytes, random);
                 const guarded_rows source(device, new_content);

@@ -11,6 +11,7 @@
 #include "devices.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/train/embedding_table.hpp"
+#include "sanitized.hpp"
 
 using namespace pinflow;
 
@@ -279,6 +280,35 @@ TEST_CASE("embedding table: leases of ids in device memory on two streams commit
             for (int i = 0; i < 3; ++i)
                 expected.commit(expected.fetch(ids, streams[0]), gradients.data(), dtype::of<float>(),
                                 streams[0]);
+        }
+        CHECK(weights_of(table) == weights_of(expected));
+    });
+}
+
+// A GPU's kernels wait for each other if they move many rows at the same time.
+TEST_CASE("embedding table: many ids in device memory are fetched while other rows are written back") {
+    constexpr std::size_t id_count = sanitized ? 2000 : 70'000;
+    on_each_device([&](const device& device) {
+        embedding_options options = options_for(id_count, id_count);
+        options.look_ahead = 1;
+        embedding_table expected(options, device);
+        embedding_table table(options, device);
+        const stream streams[2] = {stream(device), stream(device)};
+        std::mt19937_64 random(4);
+        const device_array<float> gradients(std::vector<float>(id_count * options.columns, 0.5F), streams[0]);
+        std::vector<std::uint64_t> ids[2];
+        std::vector<device_array<std::uint64_t>> sent;
+        for (std::size_t i = 0; i < 2; ++i) {
+            ids[i] = random_ids(id_count, id_count, random);
+            sent.emplace_back(ids[i], streams[0]);
+        }
+        for (int step = 0; step < 3; ++step) {
+            for (std::size_t i = 0; i < 2; ++i) {
+                table.commit(table.fetch(sent[i].ids(), streams[i]), gradients.data(), dtype::of<float>(),
+                             streams[i]);
+                expected.commit(expected.fetch(ids[i], streams[0]), gradients.data(), dtype::of<float>(),
+                                streams[0]);
+            }
         }
         CHECK(weights_of(table) == weights_of(expected));
     });
