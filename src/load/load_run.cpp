@@ -58,27 +58,53 @@ void load_run::begin_pages() {
 
 // ---- threads ---------------------------------------------------------------------------------------------
 
-/// Starts threads until there are `count`.
+/// Starts threads until there are `count`: the first one, which starts others, so that the caller goes on.
+/// @throws system_failure if there is none, and the copy engine does not take their work.
 void load_run::start_threads(unsigned count) {
-    threads_.reserve(count);
-    while (started_threads_ < count) {
-        {
-            const std::scoped_lock lock(mutex_);
-            ++running_;
-        }
-        try {
-            threads_.push_back(system::start_thread("loads tensors", [this] { run_thread(); }));
-            ++started_threads_;
-        } catch (const std::exception&) {
-            const std::scoped_lock lock(mutex_);
-            --running_;
-            if (threads_.empty() && way_.route != load_route::both) throw;
-            return;  // the others do its work
-        }
+    {
+        const std::scoped_lock lock(mutex_);
+        wanted_threads_ = count;
+    }
+    try {
+        start_thread();
+    } catch (const std::exception&) {
+        const std::scoped_lock lock(mutex_);
+        if (started_threads_ == 0 && way_.route != load_route::both) throw;
+    }
+}
+
+/// Starts one thread, unless there are as many as wanted.
+void load_run::start_thread() {
+    std::thread* started = nullptr;
+    {
+        const std::scoped_lock lock(mutex_);
+        if (stopped_ || started_threads_ >= wanted_threads_) return;
+        started = &threads_.emplace_back();
+        ++started_threads_;
+        ++running_;
+    }
+    try {
+        *started = system::start_thread("loads tensors", [this] { run_thread(); });
+    } catch (...) {
+        const std::scoped_lock lock(mutex_);
+        --started_threads_;
+        --running_;
+        throw;
+    }
+}
+
+/// Each thread starts two others first.
+void load_run::start_others() noexcept {
+    try {
+        start_thread();
+        start_thread();
+    } catch (const std::exception&) {
+        return;  // this thread does their work
     }
 }
 
 void load_run::run_thread() noexcept {
+    start_others();
     try {
         if (!stopped_) work_on_units();
     } catch (...) {
@@ -322,12 +348,24 @@ load_run::~load_run() {
         const std::scoped_lock lock(mutex_);
     }
     changed_.notify_all();
-    for (std::thread& thread : threads_)
-        thread.join();
+    join_threads();
     try {
         if (!is_on_host()) copies_.synchronize();
     } catch (const error&) {
         return;  // the failure has been thrown already, or the memory is lost with the device
+    }
+}
+
+/// A thread is in the list before those that it starts, and has started them when it ends.
+void load_run::join_threads() noexcept {
+    for (std::size_t i = 0;; ++i) {
+        std::thread* next = nullptr;
+        {
+            const std::scoped_lock lock(mutex_);
+            if (i == threads_.size()) return;
+            next = &threads_[i];
+        }
+        if (next->joinable()) next->join();
     }
 }
 

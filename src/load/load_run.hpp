@@ -4,6 +4,7 @@
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -50,6 +51,9 @@ class load_run {
  private:
     void begin_pages();
     void start_threads(unsigned count);
+    void start_thread();
+    void start_others() noexcept;
+    void join_threads() noexcept;
     void run_thread() noexcept;
     void work_on_units();
     void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
@@ -78,7 +82,6 @@ class load_run {
     pinflow::device device_;
     const load_options& options_;
     chosen_route way_;
-    unsigned started_threads_ = 0;
 
     std::optional<stream> own_stream_;  ///< not on the host device
     stream_view copies_;
@@ -96,10 +99,12 @@ class load_run {
     std::exception_ptr failure_;
     std::exception_ptr buffer_failure_;  ///< of a thread that had no staging buffers
     std::atomic<bool> stopped_ = false;
+    unsigned wanted_threads_ = 0;
+    unsigned started_threads_ = 0;
     unsigned running_ = 0;
     unsigned waiting_ = 0;  ///< threads that wait for a block
     std::chrono::steady_clock::time_point said_;
-    std::vector<std::thread> threads_;
+    std::deque<std::thread> threads_;  ///< those that could not be started are empty
 };
 
 }  // namespace pinflow::detail
