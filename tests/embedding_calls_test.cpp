@@ -419,6 +419,7 @@ TEST_CASE("embedding table: while a lease is kept, 1 + 2 * look_ahead others can
                                  all_slots_leased);
             kept.reset();
             table.commit(table.fetch(ids, stream), gradients.data(), dtype::of<float>(), stream);
+            stream.synchronize();  // it may not have copied the gradients yet
         }
     });
 }
