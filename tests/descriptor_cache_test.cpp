@@ -435,3 +435,51 @@ TEST_CASE("descriptor_cache: several threads may open and close files") {
     CHECK(wrong == 0);
     CHECK(open_descriptors() == before);
 }
+
+// ---- forked processes -------------------------------------------------------------------------------------
+
+TEST_CASE("descriptor_cache: a forked process opens and closes any number of files") {
+    const temporary_folder folder;
+    const file_list of_parent = open_files(folder, 40);
+    CHECK(holds_in_child_with_descriptors(64, [&] {
+        for (std::size_t count = 0; count < 1'000; ++count) {
+            const auto file = std::make_unique<const input_file>(folder / std::to_string(count % 40));
+            if (!reads_right(*file, count % 40)) return false;
+        }
+        // its copies of the parent's descriptors are closed when it needs others
+        file_list files;
+        for (std::size_t index = 0; index < 40; ++index)
+            files.push_back(std::make_unique<const input_file>(folder / std::to_string(index)));
+        for (std::size_t index = 0; index < 40; ++index) {
+            if (!reads_right(*files[index], index) || !reads_right(*of_parent[index], index)) return false;
+        }
+        return true;
+    }));
+    for (std::size_t index = 0; index < of_parent.size(); ++index)
+        CHECK(reads_right(*of_parent[index], index));
+}
+
+TEST_CASE("descriptor_cache: a process can be forked while its threads open files") {
+    const temporary_folder folder;
+    static_cast<void>(open_files(folder, 2));
+    std::atomic<bool> stopped = false;
+    std::vector<std::thread> threads;
+    for (std::size_t index = 0; index < 2; ++index) {
+        threads.emplace_back([&, index] {
+            while (!stopped)
+                static_cast<void>(reads_right(input_file(folder / std::to_string(index)), index));
+        });
+    }
+    int failures = 0;
+    for (int count = 0; count < 300; ++count) {
+        const bool held = holds_in_child([&] {
+            ::alarm(30);  // ends the child if it hangs
+            return reads_right(input_file(folder / "0"), 0);
+        });
+        if (!held) ++failures;
+    }
+    stopped = true;
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(failures == 0);
+}

@@ -1,5 +1,7 @@
 #include "src/core/descriptor_cache.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <iterator>
 #include <new>
@@ -79,6 +81,10 @@ descriptor_cache& descriptor_cache::process() {
     // destructor
     alignas(descriptor_cache) static std::byte place[sizeof(descriptor_cache)];
     static descriptor_cache& cache = *::new (static_cast<void*>(place)) descriptor_cache;
+    static const int status =
+        ::pthread_atfork([] { process().mutex_.lock(); }, [] { process().mutex_.unlock(); },
+                         [] { process().mutex_.unlock(); });
+    static_cast<void>(status);  // if it failed, a forked process may find the mutex locked
     return cache;
 }
 
@@ -111,10 +117,6 @@ void descriptor_cache::forget(cached_descriptor& entry) noexcept {
 }
 
 void descriptor_cache::close(cached_descriptor& entry) noexcept {
-    if (::getpid() != owner_) {
-        if (entry.state_.load(std::memory_order_acquire) != 0) system::close(entry.descriptor_);
-        return;
-    }
     {
         const std::lock_guard lock(mutex_);
         if (entry.state_.load(std::memory_order_acquire) == 0) return;

@@ -1,8 +1,5 @@
 #pragma once
 
-#include <sys/types.h>
-#include <unistd.h>
-
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -65,7 +62,8 @@ std::chrono::nanoseconds time_spent_opening() noexcept;
 /// The open descriptors of all input_files of this process, and the bound on their number: half of
 /// RLIMIT_NOFILE, at least 16. When more are needed, the soft limit is raised towards the hard limit, to
 /// 65,536 at most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that
-/// were used since its last pass. Thread-safe.
+/// were used since its last pass. Thread-safe. A forked process goes on with a copy: its descriptors are its
+/// own.
 class descriptor_cache {
  public:
     static descriptor_cache& process();
@@ -89,9 +87,8 @@ class descriptor_cache {
     std::optional<int> evict() noexcept;
     void remove(std::list<cached_descriptor*>::iterator position) noexcept;
 
-    const ::pid_t owner_ = ::getpid();
-    std::mutex mutex_;                       // may be locked for ever in a forked process
-    std::list<cached_descriptor*> entries_;  // open, or being opened
+    std::mutex mutex_;                                                 // a fork waits for it
+    std::list<cached_descriptor*> entries_;                            // open, or being opened
     std::list<cached_descriptor*>::iterator hand_ = entries_.begin();  // the next candidate
 };
 
