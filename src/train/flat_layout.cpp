@@ -1,7 +1,6 @@
 #include "src/train/flat_layout.hpp"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <numeric>
@@ -33,8 +32,8 @@ std::uint64_t parameter_size_bytes(const parameter_spec& parameter) {
         fits = fits && multiply(size_bytes, length, size_bytes);
     if (std::ranges::find(parameter.shape, 0U) != parameter.shape.end()) return 0;
     if (!fits || size_bytes >= std::uint64_t{1} << 62)
-        throw invalid_argument(fmt::format("parameter '{}' of shape ({}) is too large", parameter.name,
-                                           fmt::join(parameter.shape, ", ")));
+        throw invalid_argument(fmt::format("parameter '{}' of shape {} is too large", parameter.name,
+                                           to_string(parameter.shape)));
     return size_bytes;
 }
 

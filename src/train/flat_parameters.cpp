@@ -8,9 +8,12 @@
 #include <cstring>
 #include <optional>
 #include <unordered_map>
+#include <unordered_set>
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/quote.hpp"
+#include "src/core/utf8.hpp"
 #include "src/device/backend.hpp"
 #include "src/train/flat_layout.hpp"
 #include "src/train/flat_state.hpp"
@@ -49,11 +52,34 @@ void check_parameters(std::span<const parameter_spec> parameters, std::size_t gr
     std::unordered_map<std::string_view, std::size_t> names;
     for (const parameter_spec& parameter : parameters) {
         if (parameter.name.empty()) throw invalid_argument("a parameter has an empty name");
+        // a name that no file can have would fail only when the parameters are saved
+        if (parameter.name == "__metadata__")
+            throw invalid_argument("a parameter cannot be called '__metadata__': no tensor in a file can");
+        if (!detail::count_code_points(parameter.name))
+            throw invalid_argument(fmt::format("the name {} of a parameter is not UTF-8",
+                                               detail::quote(parameter.name, detail::max_label_name)));
         if (!names.emplace(parameter.name, names.size()).second)
             throw invalid_argument(fmt::format("two parameters are called '{}'", parameter.name));
         if (parameter.group >= group_count)
             throw invalid_argument(fmt::format("parameter '{}' is in group {}, and there are {}",
                                                parameter.name, parameter.group, group_count));
+    }
+}
+
+/// @throws invalid_argument if a state, which is saved as PARAMETER.STATE, would have the name of a
+/// parameter.
+void check_state_names(std::span<const parameter_spec> parameters, std::span<const std::string> state_names) {
+    std::unordered_set<std::string_view> names;
+    for (const parameter_spec& parameter : parameters)
+        names.insert(parameter.name);
+    for (const parameter_spec& parameter : parameters) {
+        for (const std::string& state : state_names) {
+            if (names.contains(fmt::format("{}.{}", parameter.name, state)))
+                throw invalid_argument(
+                    fmt::format("a parameter cannot be called '{}.{}': the state {} of '{}' is saved under "
+                                "that name",
+                                parameter.name, state, state, parameter.name));
+        }
     }
 }
 
@@ -80,6 +106,7 @@ flat_parameters::state_type::state_type(std::vector<parameter_spec> specs, std::
         state_names.emplace_back(name);
     const bool has_masters = options.master_copies && layout.has_small_types;
     if (has_masters) state_names.emplace_back("master");
+    check_state_names(parameters, state_names);
 
     // Parameters and gradients share one allocation, so that one call zeroes both. Each has 256 bytes at
     // least, so that no address is null.

@@ -1,12 +1,10 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>
 #include <map>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -33,7 +31,6 @@ struct saved_tensor {
 };
 
 /// All parameters, then all states of the first parameter, and so on.
-/// @throws invalid_argument for two tensors of one name.
 std::vector<saved_tensor> tensors_of(const flat_parameters& flat) {
     std::vector<saved_tensor> tensors;
     const auto& parameters = flat.parameters();
@@ -55,13 +52,6 @@ std::vector<saved_tensor> tensors_of(const flat_parameters& flat) {
                  data,
                  elements * type.size_bytes()});
         }
-    }
-    std::unordered_set<std::string_view> names;
-    for (const saved_tensor& each : tensors) {
-        if (!names.insert(each.tensor.name).second)
-            throw invalid_argument(fmt::format(
-                "cannot save or load: '{}' is the name of a parameter and of the state of another one",
-                each.tensor.name));
     }
     return tensors;
 }
@@ -87,10 +77,10 @@ std::vector<array> opened(const std::filesystem::path& path, const std::vector<s
     for (std::size_t i = 0; i < arrays.size(); ++i) {
         const safetensors_writer::tensor& tensor = expected[i].tensor;
         if (arrays[i].dtype() == tensor.dtype && arrays[i].shape() == tensor.shape) continue;
-        throw state_mismatch(
-            fmt::format("'{}' has the type {} and the shape ({}) in {}, and {} and ({}) here", tensor.name,
-                        arrays[i].dtype().descr(), fmt::join(arrays[i].shape(), ", "),
-                        detail::quote(path.string()), tensor.dtype.descr(), fmt::join(tensor.shape, ", ")));
+        throw state_mismatch(fmt::format("'{}' has the type {} and the shape {} in {}, and {} and {} here",
+                                         tensor.name, arrays[i].dtype().descr(), to_string(arrays[i].shape()),
+                                         detail::quote(path.string()), tensor.dtype.descr(),
+                                         to_string(tensor.shape)));
     }
     return arrays;
 }

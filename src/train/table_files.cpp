@@ -1,5 +1,4 @@
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_for.h>
 
@@ -111,10 +110,10 @@ std::vector<array> open_parts(const std::filesystem::path& path, const std::vect
     for (std::size_t i = 0; i < arrays.size(); ++i) {
         const shape_vector expected = parts[i].shape(row_count);
         if (arrays[i].dtype() == parts[i].type && arrays[i].shape() == expected) continue;
-        throw state_mismatch(fmt::format(
-            "'{}' has the type {} and the shape ({}) in {}, and {} and ({}) in this embedding table",
-            parts[i].name, arrays[i].dtype().descr(), fmt::join(arrays[i].shape(), ", "),
-            detail::quote(path.string()), parts[i].type.descr(), fmt::join(expected, ", ")));
+        throw state_mismatch(
+            fmt::format("'{}' has the type {} and the shape {} in {}, and {} and {} in this embedding table",
+                        parts[i].name, arrays[i].dtype().descr(), to_string(arrays[i].shape()),
+                        detail::quote(path.string()), parts[i].type.descr(), to_string(expected)));
     }
     return arrays;
 }
@@ -166,9 +165,9 @@ void embedding_table::state::import_weights(const std::filesystem::path& path) {
     const array weights = open(path);
     const shape_vector expected{options.row_count, options.columns};
     if (weights.shape() != expected)
-        throw invalid_argument(fmt::format("{} has the shape ({}), and the embedding table ({})",
-                                           detail::quote(path.string()), fmt::join(weights.shape(), ", "),
-                                           fmt::join(expected, ", ")));
+        throw invalid_argument(fmt::format("{} has the shape {}, and the embedding table {}",
+                                           detail::quote(path.string()), to_string(weights.shape()),
+                                           to_string(expected)));
     const auto elements = detail::stream_elements(weights, records_bytes);
     // .npy files have no bfloat16: its elements are written as `|V2`
     const bool is_opaque =

@@ -64,8 +64,9 @@ class flat_parameters {
     /// Makes parameters with their first values. Gradients and state begin as zeros. Loads the kernels.
     /// `groups[i]` has the settings of the parameters whose group is i; all are of one optimizer type. Which
     /// states are kept, such as for momentum and amsgrad, must be the same in all. Waits for `stream`.
-    /// @throws invalid_argument for two parameters of one name, empty names, groups that do not exist, no
-    /// groups, and settings that check_settings refuses or that differ in rule or state.
+    /// @throws invalid_argument for two parameters of one name, names that `save` cannot write (empty, not
+    /// UTF-8, "__metadata__", that of another parameter's state), groups that do not exist, no groups, and
+    /// settings that check_settings refuses or that differ in rule or state.
     /// @throws unsupported for other types, and for rowwise_adagrad.
     /// @throws device_error or system_failure if memory is short; what options.resource throws.
     flat_parameters(std::vector<parameter_spec> parameters, std::vector<optimizer> groups, stream_view stream,
@@ -155,7 +156,7 @@ class flat_parameters {
 
     /// Writes parameters and state with their names, the rule's name and the number of steps as safetensors,
     /// atomically. The state of parameter "w" is called "w.exp_avg", and so on. Waits for `stream`.
-    /// @throws system_failure; invalid_argument if such a name is that of another parameter.
+    /// @throws system_failure.
     void save(const std::filesystem::path& path, stream_view stream) const;
     /// Reads what `save` wrote, for parameters of the same names, types and shapes in any order. Settings are
     /// not saved. Later steps are bit-equal to those without the interruption. Forgets clipping that was

@@ -299,6 +299,16 @@ TEST_CASE("flat parameters: wrong parameters and settings are refused") {
     const dtype type = dtype::of<float>();
     CHECK_THROWS_AS(make({{"w", type, {1}}, {"w", type, {1}}}, {sgd{}}), invalid_argument);
     CHECK_THROWS_AS(make({{"", type, {1}}}, {sgd{}}), invalid_argument);
+    CHECK_THROWS_WITH_AS(make({{"__metadata__", type, {1}}}, {sgd{}}),
+                         "a parameter cannot be called '__metadata__': no tensor in a file can",
+                         invalid_argument);
+    CHECK_THROWS_WITH_AS(make({{"\xff", type, {1}}}, {sgd{}}), "the name '\\xff' of a parameter is not UTF-8",
+                         invalid_argument);
+    CHECK_THROWS_WITH_AS(
+        make({{"w", type, {1}}, {"w.exp_avg", type, {1}}}, {adam{}}),
+        "a parameter cannot be called 'w.exp_avg': the state exp_avg of 'w' is saved under that name",
+        invalid_argument);
+    CHECK(make({{"w", type, {1}}, {"w.exp_avg", type, {1}}}, {sgd{}}).parameters().size() == 2);
     CHECK_THROWS_AS(make({{"w", type, {1}, 1}}, {sgd{}}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", type, {1}}}, {}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", dtype::of<int>(), {1}}}, {sgd{}}), unsupported);
