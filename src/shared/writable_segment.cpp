@@ -25,6 +25,17 @@ std::unique_ptr<own_descriptor> lock_writer(int descriptor, const std::string& p
                          std::make_error_code(std::errc::device_or_resource_busy));
 }
 
+/// @throws system_failure that says how to go on with a segment that exists.
+void refuse_existing(const std::filesystem::path& file) {
+    std::error_code none;
+    if (!std::filesystem::exists(std::filesystem::symlink_status(file, none))) return;
+    throw system_failure(
+        fmt::format("cannot create '{}': it exists; open it with writable_segment(name), or remove "
+                    "it first (remove_segment or `pinflow unpin`)",
+                    file.string()),
+        std::make_error_code(std::errc::file_exists));
+}
+
 }  // namespace
 
 struct writable_segment::state {
@@ -44,6 +55,7 @@ writable_segment writable_segment::create(std::string_view name, const pinflow::
     if (names.size() != 1)
         throw invalid_argument(fmt::format("cannot create the segment '{}': its name has a slash", name));
     const checked_folder checked = checked_folder::create(folder);
+    refuse_existing(checked.file_of(names));
     check_name_is_free(checked, names.front(), false, false);
     segment_file file(checked, checked.file_of(names), type, shape);
     file.allocate_pages();

@@ -82,6 +82,10 @@ TEST_CASE("writable_segment: a second writer is refused until the first has ende
     CHECK(holds_in_child([&] { return fails_with(busy, open_again); }));
     CHECK(fails_with(std::errc::file_exists,
                      [&] { writable_segment::create("table", dtype::of<float>(), {1}, segments.folder()); }));
+    CHECK_THROWS_WITH_AS(
+        writable_segment::create("table", dtype::of<float>(), {1}, segments.folder()),
+        doctest::Contains("table.npy': it exists; open it with writable_segment(name), or remove it first"),
+        system_failure);
     auto table = std::optional(first->table());
     first.reset();
     CHECK(fails_with(busy, open_again));  // its table still can be written
