@@ -77,3 +77,4 @@ foreach(folder IN ITEMS include/pinflow formats loader src src/cli src/shared sa
 endforeach()
 install(FILES ${PROJECT_SOURCE_DIR}/samples/stream_to_device.cpp ${PROJECT_SOURCE_DIR}/samples/train_cuda.cu
   DESTINATION ${CMAKE_INSTALL_DOCDIR}/samples)
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/samples/python/ DESTINATION ${CMAKE_INSTALL_DOCDIR}/samples/python FILES_MATCHING PATTERN "*.py")

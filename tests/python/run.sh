@@ -27,7 +27,7 @@ fi
 
 check() {
     local venv=$1
-    (cd tests/python && "$venv/bin/python" -m unittest test_pinflow test_cuda test_load test_train test_embedding)
+    (cd tests/python && "$venv/bin/python" -m unittest test_pinflow test_arguments test_cuda test_load test_train test_embedding)
     "$venv/bin/python" samples/python/train_digits.py samples/data
     "$venv/bin/python" samples/python/resume.py
     "$venv/bin/python" samples/python/embeddings.py

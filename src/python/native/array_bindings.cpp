@@ -14,6 +14,7 @@
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/open.hpp"
+#include "src/core/stack.hpp"
 #include "src/python/native/buffer.hpp"
 #include "src/python/native/file_name.hpp"
 #include "src/python/native/opened_array.hpp"
@@ -129,9 +130,9 @@ void bind_arrays(nb::module_& module) {
             std::vector<std::shared_ptr<const row_source>> sources;
             sources.reserve(parts.size());
             for (const shared_array& each : parts)
-                sources.push_back(each->rows());
-            auto made =
-                opened_array::of_rows(stacked ? stack(std::move(sources)) : concatenate(std::move(sources)));
+                sources.push_back(stacked ? each->as_one_row() : each->rows());
+            auto made = opened_array::of_rows(stacked ? detail::stack_rows(std::move(sources))
+                                                      : concatenate(std::move(sources)));
             made->has_python_rows =
                 std::ranges::any_of(parts, [](const auto& each) { return each->has_python_rows; });
             return made;

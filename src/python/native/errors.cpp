@@ -76,10 +76,25 @@ std::string text_of(const nb::python_error& raised) {
     return copy;
 }
 
+/// What a loop raises for an exception of a callback. StopIteration would end the loop as if all was
+/// delivered.
+nb::object exception_of(const nb::python_error& raised) {
+    nb::object exception = nb::borrow(raised.value());
+    if (PyErr_GivenExceptionMatches(exception.ptr(), PyExc_StopIteration) == 0) return exception;
+    nb::object replaced = nb::steal(
+        PyObject_CallFunction(PyExc_RuntimeError, "s", "a source of rows or an order raised StopIteration"));
+    if (!replaced.is_valid()) {
+        PyErr_Clear();
+        return exception;
+    }
+    PyException_SetCause(replaced.ptr(), exception.release().ptr());
+    return replaced;
+}
+
 }  // namespace
 
 python_failure::python_failure(const nb::python_error& raised)
-    : error(text_of(raised)), exception_(keep(raised.value())) {}
+    : error(text_of(raised)), exception_(keep(exception_of(raised))) {}
 
 void register_errors(const nb::module_& errors) {
     classes = nb::borrow(errors).release().ptr();

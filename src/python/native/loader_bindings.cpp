@@ -39,6 +39,13 @@ class python_loader;
 /// How long a call waits for a batch before it lets Python handle signals.
 constexpr std::chrono::milliseconds signal_interval{50};
 
+/// A thread that goes on after Python has begun to end, and has ended all loaders, ends without a traceback.
+[[noreturn]] void throw_closed() {
+    if (!may_not_take_gil()) throw invalid_argument("the loader has been closed");
+    PyErr_SetNone(PyExc_SystemExit);
+    throw nb::python_error();
+}
+
 /// The loaders that exist. end_all_loaders ends them before Python ends. Guarded by the GIL.
 std::vector<python_loader*>& live_loaders() {
     static auto& all = *new std::vector<python_loader*>;
@@ -91,7 +98,10 @@ class python_batch {
 
 class python_loader {
  public:
-    python_loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options) {
+    /// @param callers Python objects that the loader calls, kept by its sources and its order
+    python_loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options,
+                  std::vector<const PyObject*> callers)
+        : callers_(std::move(callers)) {
         {
             const gil_release released;
             loader_ = {new loader(std::move(sources), options), [has_ended = has_ended_](const loader* last) {
@@ -142,7 +152,7 @@ class python_loader {
     }
     /// A share, because another thread may call `end` meanwhile.
     std::shared_ptr<loader> valid() const {
-        if (!loader_) throw invalid_argument("the loader has been closed");
+        if (!loader_) throw_closed();
         return loader_;
     }
 
@@ -151,6 +161,9 @@ class python_loader {
     /// @param owner keeps the stream alive
     std::optional<python_batch> next(std::optional<std::int64_t> stream, const nb::object& owner) {
         drop_given_up();
+        if (std::ranges::any_of(callers_, &python_callback::is_running_of))
+            throw invalid_argument(
+                "a source of rows or an order cannot take batches of the loader that calls it");
         const device on = valid()->device();
         std::optional<stream_view> consumer;
         if (on.kind() != device_kind::host) consumer = dlpack::consumer_stream(on, stream);
@@ -159,7 +172,7 @@ class python_loader {
         for (bool is_over = false; !is_over;) {
             // dropped before the GIL is taken back: the last owner waits for threads that may need the GIL
             std::shared_ptr<loader> share = loader_;
-            if (!share) return std::nullopt;  // closed meanwhile, by a signal handler or another thread
+            if (!share) return end_of_closed();
             {
                 const gil_release released;
                 const std::shared_ptr<loader> own = std::move(share);
@@ -168,7 +181,7 @@ class python_loader {
             // such as Ctrl-C
             if (PyErr_CheckSignals() != 0) throw nb::python_error();
             share = loader_;
-            if (!share) return std::nullopt;
+            if (!share) return end_of_closed();
             if (is_over) {
                 const gil_release released;
                 const std::shared_ptr<loader> own = std::move(share);
@@ -189,6 +202,13 @@ class python_loader {
     }
 
  private:
+    /// Closed meanwhile, by a signal handler or another thread.
+    static std::optional<python_batch> end_of_closed() {
+        if (may_not_take_gil()) throw_closed();
+        return std::nullopt;
+    }
+
+    std::vector<const PyObject*> callers_;
     std::shared_ptr<std::atomic<bool>> has_ended_ = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<loader> loader_;
 };
@@ -226,9 +246,14 @@ std::optional<Value> value_of(const nb::dict& options, const char* key) {
 std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<opened_array>>& arrays,
                                            const nb::dict& given) {
     drop_given_up();
+    if (may_not_take_gil()) throw_closed();
     if (is_ending()) throw invalid_argument("a loader cannot be made while Python ends");
     if (arrays.empty()) throw invalid_argument("a loader needs at least one source");
     std::vector<std::shared_ptr<const row_source>> sources;
+    std::vector<const PyObject*> callers;
+    for (const auto& each : arrays) {
+        if (each->has_python_rows && each->kept) callers.push_back(each->kept.get());
+    }
     const std::string device_name = nb::cast<std::string>(given["device"]);
     std::optional<device> on;
     {
@@ -262,9 +287,11 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
         options.seed = nb::cast<std::uint64_t>(given["seed"]);
         options.window_rows = value_of<std::uint64_t>(given, "window").value_or(0);
     } else {
-        options.sampler = nb::cast<const python_order&>(order).for_rows(row_count);
+        const auto& given_order = nb::cast<const python_order&>(order);
+        options.sampler = given_order.for_rows(row_count);
+        callers.push_back(given_order.kept.get());
     }
-    return std::make_unique<python_loader>(std::move(sources), options);
+    return std::make_unique<python_loader>(std::move(sources), options, std::move(callers));
 }
 
 nb::dict report_of(const loader_report& report) {

@@ -10,6 +10,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/open.hpp"
+#include "src/core/stack.hpp"
 
 namespace pinflow::python {
 
@@ -105,6 +106,10 @@ std::shared_ptr<const row_source> opened_array::rows() const {
     if (rows_) return rows_;
     if (!no_rows_reason_.empty()) throw unsupported(no_rows_reason_);
     return elements().rows();
+}
+
+std::shared_ptr<const row_source> opened_array::as_one_row() const {
+    return shape_.empty() ? detail::one_row_of(elements()) : detail::one_row_of(rows());
 }
 
 const array& opened_array::elements() const {

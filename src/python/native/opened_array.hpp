@@ -33,6 +33,8 @@ class opened_array {
     /// The rows. Those of a compressed .npz member are decoded first.
     /// @throws unsupported if the array has no rows.
     std::shared_ptr<const row_source> rows() const;
+    /// The array as the one row of a source. It may have no axes.
+    std::shared_ptr<const row_source> as_one_row() const;
     /// The elements, which may have to be decoded or gathered first.
     const array& elements() const;
     /// The Python object that reads the rows, which their row_source keeps, too. Null for other arrays.

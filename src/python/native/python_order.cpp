@@ -31,7 +31,7 @@ class python_sequence final : public row_sequence {
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override {
         if (is_ending()) throw error("Python is about to end, so rows_at of its order cannot be called");
         const nb::gil_scoped_acquire acquired;
-        const python_callback running;
+        const python_callback running(order_.get());
         try {
             // a Python object owns the buffer, as in python_rows
             const nb::object bytes =

@@ -99,22 +99,27 @@ void stop_dropping() noexcept {
 
 namespace {
 
-thread_local unsigned callback_depth = 0;
+thread_local const python_callback* innermost = nullptr;
 
 }  // namespace
 
-python_callback::python_callback() noexcept {
-    ++callback_depth;
-}
+python_callback::python_callback(const PyObject* object) noexcept
+    : object_(object), outer_(std::exchange(innermost, this)) {}
 python_callback::~python_callback() {
-    --callback_depth;
+    innermost = outer_;
 }
 bool python_callback::is_running() noexcept {
-    return callback_depth != 0;
+    return innermost != nullptr;
+}
+bool python_callback::is_running_of(const PyObject* object) noexcept {
+    const python_callback* each = innermost;
+    while (each != nullptr && each->object_ != object)
+        each = each->outer_;
+    return each != nullptr;
 }
 
 bool may_not_take_gil() noexcept {
-    return ending && std::this_thread::get_id() != ending_thread && callback_depth == 0;
+    return ending && std::this_thread::get_id() != ending_thread && !python_callback::is_running();
 }
 
 gil_release::~gil_release() {

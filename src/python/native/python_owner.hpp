@@ -43,15 +43,21 @@ bool may_not_take_gil() noexcept;
 /// Drops the references that were given up. Those given up later are never dropped.
 void stop_dropping() noexcept;
 
-/// Marks that this thread runs a Python callback, of a source of rows or of an order.
+/// Marks that this thread runs a Python callback of `object`, a source of rows or an order.
 class python_callback {
  public:
-    python_callback() noexcept;
+    explicit python_callback(const PyObject* object) noexcept;
     python_callback(const python_callback&) = delete;
     python_callback& operator=(const python_callback&) = delete;
     ~python_callback();
     /// Whether this thread runs one. It may be a thread of a loader.
     static bool is_running() noexcept;
+    /// Whether this thread runs one of `object`.
+    static bool is_running_of(const PyObject* object) noexcept;
+
+ private:
+    const PyObject* object_;
+    const python_callback* outer_;
 };
 
 /// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for

@@ -64,10 +64,12 @@ class python_rows final : public row_source {
         }
         if (ids.empty() || destination.empty()) return {};
         if (is_ending()) throw error("Python is about to end, so its rows cannot be read");
+        if (python_callback::is_running_of(source_.get()))
+            throw invalid_argument(description_ + ": its read_rows cannot read rows of the same source");
         // one call at a time: the GIL changes hands within Python code
         const std::lock_guard lock(mutex_);
         const nb::gil_scoped_acquire acquired;
-        const python_callback running;
+        const python_callback running(source_.get());
         try {
             // Python objects own both buffers, so a view that outlives the call (in a traceback, for example)
             // stays valid

@@ -86,7 +86,18 @@ nb::list fields_of(const dtype& type) {
     return fields;
 }
 
-/// What both array interfaces have.
+/// Whether there is padding between or behind the fields of a structured type. numpy would take it for
+/// fields.
+bool has_padding(const dtype& type) {
+    std::uint64_t end = 0;
+    for (const dtype_field& field : type.fields()) {
+        if (field.offset_bytes != end || has_padding(field.type)) return true;
+        end += field.size_bytes();
+    }
+    return type.is_structured() && end != type.size_bytes();
+}
+
+/// What both array interfaces have. Of a type with padding, the elements are opaque.
 nb::dict interface_of(const array_view& view, bool read_only) {
     nb::dict interface;
     interface["version"] = 3;
@@ -101,15 +112,27 @@ nb::dict interface_of(const array_view& view, bool read_only) {
             strides.append(stride);
         interface["strides"] = nb::tuple(strides);
     }
-    if (view.dtype().is_structured()) interface["descr"] = fields_of(view.dtype());
+    if (view.dtype().is_structured() && !has_padding(view.dtype()))
+        interface["descr"] = fields_of(view.dtype());
     return interface;
 }
 
-/// The interface by which numpy reads a tensor in host memory.
+/// Whether it is a view of the source's memory.
+bool is_read_only(const tensor& self) {
+    return !detail::lease_of(self.of())->pool().viewed_sources().empty();
+}
+
 nb::dict host_interface(const tensor& self) {
     if (self.device().kind() != device_kind::host)
         throw nb::attribute_error("__array_interface__: the tensor is on a GPU");
-    return array_interface_of(self.view(), !detail::lease_of(self.of())->pool().viewed_sources().empty());
+    return array_interface_of(self.view(), is_read_only(self));
+}
+
+/// The interface by which numpy reads a tensor in host memory. Of a type with padding, `numpy` reads it.
+nb::dict public_interface(const tensor& self) {
+    if (has_padding(self.view().dtype()))
+        throw nb::attribute_error("__array_interface__: the elements have padding between their fields");
+    return host_interface(self);
 }
 
 /// Numba's interface, version 3: the data is ready for work on the stream that it names.
@@ -255,7 +278,9 @@ void bind_tensors(nb::module_& module) {
                 use_on(self.shared(), self.device(), stream, owner);
             },
             nb::arg("stream"), nb::arg("owner") = nb::none())
-        .def_prop_ro("__array_interface__", &host_interface)
+        .def_prop_ro("_interface", &host_interface)
+        .def_prop_ro("_is_read_only", [](const tensor& self) { return is_read_only(self); })
+        .def_prop_ro("__array_interface__", &public_interface)
         .def_prop_ro("__cuda_array_interface__", &cuda_interface);
 }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
-import operator
 import os
-from typing import TYPE_CHECKING, Any, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
+import sys
+from numbers import Integral, Number
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Optional, Protocol, Sequence, Tuple, Union
 
 from . import _native
 from ._errors import InvalidArgument
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
     AnyArray = NDArray[Any]
 
-PathLike = Union[str, "os.PathLike[str]"]
+PathLike = Union[str, bytes, "os.PathLike[str]", "os.PathLike[bytes]"]
 
 
 class RowSource(Protocol):
@@ -63,14 +64,20 @@ class Array:
     """An array in a file or in memory. `numpy.asarray(array)` is a read-only view of it, without a copy if the array is
     mapped. Elements of other arrays are decoded or read when they are first asked for.
 
-    Made by `pinflow.open`, `pinflow.concatenate` and `pinflow.stack`. May be used from several threads.
+    Made by `pinflow.open`, `pinflow.concatenate` and `pinflow.stack`. May be used from several threads. When it is
+    pickled, for a process that is spawned, its files are opened again there.
     """
 
-    __slots__ = ("_array", "_parts", "__weakref__")
+    __slots__ = ("_array", "_parts", "_made_by", "__weakref__")
 
-    def __init__(self, array: _native.Array, parts: Tuple[Any, ...] = ()) -> None:
+    def __init__(self, array: _native.Array, made_by: Tuple[Callable[..., Array], Tuple[Any, ...]],
+                 parts: Tuple[Any, ...] = ()) -> None:
         self._array = array
+        self._made_by = made_by
         self._parts = parts  # kept where the garbage collector sees them
+
+    def __reduce__(self) -> Tuple[Callable[..., Array], Tuple[Any, ...]]:
+        return self._made_by
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -119,7 +126,8 @@ class Array:
     def _numpy(self) -> AnyArray:
         import numpy
 
-        return numpy.asarray(Interface(self._array.interface(), self))
+        view = numpy.asarray(Interface(self._array.interface(), self))
+        return view.view(self.dtype) if view.dtype.kind == "V" else view
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> AnyArray:
         """A read-only view for numpy. With another `dtype`, or with `copy=True`, a copy that can be written."""
@@ -190,7 +198,9 @@ def numpy_type(text: str) -> np.dtype[Any]:
 def _numpy_spelling(text: str) -> Any:
     """The argument for numpy.dtype, for the library's spelling of a type."""
     if text.startswith("["):
-        return ast.literal_eval(text)
+        import numpy
+
+        return numpy.lib.format.descr_to_dtype(ast.literal_eval(text))  # fields without a name are padding
     if text not in _BEYOND_NUMPY:
         return text
     try:
@@ -286,13 +296,19 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
         the file has no array of that name, or it has several and no name is given. Unsupported: it cannot be read here.
     """
     text = path_text(path)
+    # absolute, because the process that unpickles the array may have another working directory
+    made_by = _open_again, (os.path.abspath(text), name, stack)
     if stack and not _native.is_pattern(text):
         raise InvalidArgument(f"`stack` makes each file of a pattern one row, and {ascii(text)} is not a pattern")
     if name is None:
-        return Array(_native.open_array(text, stack))
+        return Array(_native.open_array(text, stack), made_by)
     if _native.is_pattern(text):
-        return Array(_native.open_array(f"{text}:{name}", stack))
-    return Array(_native.open_named(text, name))
+        return Array(_native.open_array(f"{text}:{name}", stack), made_by)
+    return Array(_native.open_named(text, name), made_by)
+
+
+def _open_again(path: str, name: Optional[str], stack: bool) -> Array:
+    return open(path, name, stack=stack)
 
 
 def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, as in the tool
@@ -322,14 +338,14 @@ def save(path: PathLike, array: Any) -> None:
 def concatenate(arrays: Iterable[Any]) -> Array:
     """One array with the rows of several, in their order. Only compressed members of .npz files, which are decoded, and
     numpy arrays that are not contiguous are copied."""
-    parts = tuple(arrays)
-    return Array(_native.concatenate([native_of(each) for each in parts], False), parts)
+    parts = parts_of(arrays)
+    return Array(_native.concatenate([native_of(each) for each in parts], False), (concatenate, (parts,)), parts)
 
 
 def stack(arrays: Iterable[Any]) -> Array:
     """One array of which each of `arrays` is one row. Copies what `concatenate` copies."""
-    parts = tuple(arrays)
-    return Array(_native.concatenate([native_of(each) for each in parts], True), parts)
+    parts = parts_of(arrays)
+    return Array(_native.concatenate([native_of(each) for each in parts], True), (stack, (parts,)), parts)
 
 
 def native_of(source: Any, label: str = "") -> _native.Array:
@@ -337,31 +353,70 @@ def native_of(source: Any, label: str = "") -> _native.Array:
     call it `label`."""
     if isinstance(source, Array):
         return source._array
-    if isinstance(source, (str, os.PathLike)):
+    if isinstance(source, (str, bytes, os.PathLike)):
         return open(source)._array
     if hasattr(source, "read_rows"):
-        shape = source.shape
-        if not isinstance(shape, tuple):
-            raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shape!r}")
-        return _native.array_of_source(source, spelling_of(source.dtype), [_length(each) for each in shape], label)
+        return _native_of_rows(source, label)
     if isinstance(source, (builtins.list, tuple, dict, set)):
         raise InvalidArgument(f"a source is a path, an array or a RowSource, not a {type(source).__name__}: give "
                               "several as separate arguments, and numbers as a numpy array")
     import numpy
 
+    spelling = None
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(source, torch.Tensor):
+        source, spelling = _elements_of_torch(torch, source)
     elements = elements_of(source)
-    if elements.dtype.hasobject:
+    if elements.dtype.hasobject and isinstance(source, numpy.ndarray):
+        raise InvalidArgument("an array of Python objects cannot be a source: give it a dtype of numbers or of "
+                              "characters")
+    if elements.dtype.hasobject or not isinstance(source, numpy.generic) and isinstance(source, Number):
         raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
                               f"{type(source).__name__}")
     contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     if contiguous.dtype.names is not None:
         raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
-    return _native.array_of_buffer(bytes_of(contiguous), spelling_of(contiguous.dtype),
+    return _native.array_of_buffer(bytes_of(contiguous), spelling or spelling_of(contiguous.dtype),
                                    builtins.list(contiguous.shape), label)
 
 
-def _length(value: Any) -> int:
-    length = operator.index(value)
-    if length < 0:
-        raise InvalidArgument(f"a length cannot be {length}")
-    return length
+def _elements_of_torch(torch: Any, tensor: Any) -> Tuple[AnyArray, Optional[str]]:
+    """The elements of a tensor on the CPU, and how the library spells their type if numpy lacks it."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise InvalidArgument(f"a source is in host memory, and this tensor is {tensor.layout} on {tensor.device}: give "
+                              "a dense tensor on the CPU")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    spelling = str(plain.dtype)[len("torch."):]
+    if spelling not in _BEYOND_NUMPY:
+        return plain.numpy(), None
+    same_size = torch.uint8 if _BEYOND_NUMPY[spelling] == 1 else torch.int16
+    return plain.contiguous().view(same_size).numpy(), spelling
+
+
+def _native_of_rows(source: Any, label: str) -> _native.Array:
+    """The native array of a RowSource."""
+    if not callable(source.read_rows):
+        raise InvalidArgument(f"read_rows of a source of rows is a method, not {source.read_rows!r}")
+    shape = source.shape
+    if not isinstance(shape, tuple):
+        raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shape!r}")
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, Integral) or not 0 <= int(length) < 1 << 63:
+            raise InvalidArgument(f"the lengths in the shape of a source of rows are whole numbers from 0 to 2**63 - 1, "
+                                  f"not {length!r}")
+    try:
+        spelling = spelling_of(source.dtype)
+    except (TypeError, ValueError):
+        raise InvalidArgument(f"the dtype of a source of rows is a type of numpy, not {source.dtype!r}") from None
+    return _native.array_of_source(source, spelling, [int(each) for each in shape], label)
+
+
+def parts_of(arrays: Any) -> Tuple[Any, ...]:
+    """The arrays to be joined.
+
+    Raises:
+        InvalidArgument: it is one path, or no list.
+    """
+    if isinstance(arrays, (str, bytes, os.PathLike)) or not hasattr(arrays, "__iter__"):
+        raise InvalidArgument(f"arrays are given as a list, not as {type(arrays).__name__}")
+    return tuple(arrays)

@@ -8,10 +8,13 @@ import numbers
 import operator
 import os
 import sys
+import threading
+import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
 
 from . import _native
-from ._arrays import native_of, numpy_type, row_numbers
+from ._arrays import Interface, native_of, numpy_type, row_numbers
 from ._errors import DeviceError, Error, InvalidArgument
 from ._streams import consumer_stream
 
@@ -74,12 +77,18 @@ class Tensor(_native.Tensor):
 
         if self._gpu is not None:
             raise InvalidArgument(f"the tensor is on {self.device}: numpy needs host memory; use .torch() or .cupy()")
-        return numpy.asarray(self)  # by the array interface
+        array = numpy.asarray(Interface(self._interface, self))
+        return array.view(self.dtype) if array.dtype.kind == "V" else array
 
     def torch(self) -> Any:
-        """A PyTorch tensor of the same memory, for PyTorch's current stream."""
+        """A PyTorch tensor of the same memory, for PyTorch's current stream. (With `route='direct'` on the host it is the
+        source's memory, and must not be written to: PyTorch has no read-only tensors, and if the source is a file, the
+        write ends the process.)"""
         torch = sys.modules.get("torch") or importlib.import_module("torch")
         if self._gpu is None:
+            if self._is_read_only:
+                warnings.warn("a tensor that was loaded with route='direct' must not be written to: it is its source's "
+                              "memory", stacklevel=2)
             return torch.from_dlpack(self)  # asks for a versioned capsule, which can be read-only
         return torch.from_dlpack(self.__dlpack__(stream=consumer_stream(None, self._gpu)[0]))
 
@@ -122,11 +131,11 @@ class Batch:
         return self._tensors
 
     @property
-    def row_ids(self) -> NDArray[np.uint64]:
-        """The numbers of the rows in the sources, in the order of the samples."""
+    def row_ids(self) -> NDArray[np.int64]:
+        """The numbers of the rows in the sources, in the order of the samples. A new array."""
         import numpy
 
-        return numpy.frombuffer(self._batch.row_ids, dtype=numpy.uint64)
+        return numpy.frombuffer(self._batch.row_ids, dtype=numpy.int64).copy()
 
     @property
     def epoch(self) -> int:
@@ -162,6 +171,9 @@ class Batch:
         len(self)  # raises if it has been released
         return iter(self._tensors)
 
+    def __copy__(self) -> Batch:
+        raise TypeError("a batch cannot be copied: clone its tensors")
+
     def release(self) -> None:
         """Drops the batch. Its tensors hold the slot as long as they are kept elsewhere."""
         self._tensors = ()
@@ -194,6 +206,17 @@ class Report:
         return f"<pinflow.Report {self}>"
 
 
+def _is_whole(value: Any) -> bool:
+    """Whether it is a whole number, and not True or False."""
+    if isinstance(value, bool):
+        return False
+    try:
+        operator.index(value)
+    except TypeError:  # such as an array with an axis
+        return False
+    return True
+
+
 class _Loop(Generic[_Made]):
     """An iterator over one epoch of a loader. `make` turns each native batch into what the loop gets. The epoch begins
     with the first `next`."""
@@ -212,6 +235,17 @@ class _Loop(Generic[_Made]):
 
     def __next__(self) -> _Made:
         loader = self._loader
+        thread = threading.get_ident()
+        if loader._thread_in_next not in (None, thread):
+            raise Error("this loop cannot go on: another thread waits for a batch of its loader, which is not for several "
+                        "threads at a time")
+        try:
+            loader._thread_in_next = thread
+            return self._next(loader)
+        finally:
+            loader._thread_in_next = None
+
+    def _next(self, loader: Loader) -> _Made:
         if self._turn is None and not self._is_over:
             if loader._begin_loop():
                 self._turn, self._epoch = loader._turn, loader._epoch - 1
@@ -227,8 +261,10 @@ class _Loop(Generic[_Made]):
                         "has loaded a state")
         gpu = loader._gpu
         batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
-        # an error, thrown before, or `close` has ended the epoch
-        if batch is None and (loader._closed or not loader._loader.has_delivered_all):
+        if batch is None and loader._closed:
+            raise Error("this loop cannot go on: the loader was closed while it waited for a batch")
+        # an error, thrown before, has ended the epoch
+        if batch is None and not loader._loader.has_delivered_all:
             self._turn, self._is_over = None, True
             raise StopIteration
         if batch is None or batch.epoch != self._epoch:  # this rank had no part in the rest of the epoch
@@ -264,8 +300,10 @@ class Loader:
     you keep: once all slots are kept, the loop raises AllSlotsLeased.
 
     Args:
-        sources: arrays with equally many rows: paths ('FILE', 'FILE:NAME', patterns), Arrays, numpy arrays, or
-            RowSources. A sample is the same row of each.
+        sources: arrays with equally many rows: paths ('FILE', 'FILE:NAME', patterns), Arrays, numpy arrays, PyTorch
+            tensors on the CPU, or RowSources. A sample is the same row of each. Give a path instead of
+            `numpy.load(path, mmap_mode="r")`: a file that numpy has mapped is memory for pinflow, which cannot notice
+            that it changes, and if it is truncated the process ends (SIGBUS).
         batch: samples in a batch. The last batch of an epoch may have fewer.
         order: 'sequential', 'shuffled' or 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
             together); the row numbers of an epoch (an array or a list), or an object with `name` ('mine/1'),
@@ -281,14 +319,15 @@ class Loader:
             'drop': they are left out, and all ranks have the same number of full batches.
         route: how rows travel, for experiments: 'auto', 'direct' (the device reads the file's pages), 'copy' (the copy
             engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
-        memory: the maximum bytes of all slots, staging buffers and arrays held on the device. None: 1 GiB, less if
-            memory is short; if `slots` is given or a source is a RowSource, the memory that is left.
+        memory: the maximum bytes of all slots, staging buffers and arrays held on the device. None or 0: 1 GiB, less if
+            memory is short; if `slots` is given or a source is a RowSource, the memory that is left. After `break`, the
+            next loop has new slots; those before it are freed when the last tensor that lies in one is dropped.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
         slots: the number of batches that can exist at once, from 2 on; None: the loader chooses, 8 if a source is a
             RowSource.
-        threads: the most threads that gather rows; None: one for each core.
-        window: rows of a window of the windowed order; None: 64 MiB of samples.
+        threads: the most threads that gather rows; None or 0: one for each core.
+        window: rows of a window of the windowed order; None or 0: 64 MiB of samples.
 
     Raises:
         InvalidArgument, NotFound, FormatError, Unsupported, DeviceError, SystemFailure: on construction. A loop also
@@ -316,7 +355,9 @@ class Loader:
             if value is None and name not in ("batch", "seed"):
                 continue
             most = (1 << 31) - 1 if name in ("rank", "world", "slots", "threads") else (1 << 63) - 1
-            if isinstance(value, bool) or not hasattr(value, "__index__") or not least <= operator.index(value) <= most:
+            if name == "seed":
+                most = (1 << 64) - 1
+            if not _is_whole(value) or not least <= operator.index(value) <= most:
                 raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, not {value!r}")
         for name, text in {"device": device, "tail": tail, "route": route}.items():
             if not isinstance(text, str):
@@ -325,9 +366,10 @@ class Loader:
         self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
         self._stream = stream
-        rows = max(1, self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 1)
+        native_order = self._order_of(order)
+        rows = max(1, self._rows_of_epoch(order))
         self._options: Dict[str, Any] = {
-            "batch": batch, "order": self._order_of(order), "seed": seed, "device": device, "rank": rank,
+            "batch": batch, "order": native_order, "seed": seed, "device": device, "rank": rank,
             "world": world, "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads,
             "window": window, "epochs": min(_ENDLESS, _MAX_ROWS // rows) if epochs is None else epochs,
             "state": None, "first_epoch": 0,
@@ -340,6 +382,7 @@ class Loader:
         self._report: Dict[str, Any] = {}
         self._process = os.getpid()
         self._closed = False
+        self._thread_in_next: Optional[int] = None  # of those that wait for a batch, the last one
         self._epoch = 0  # of the next loop
         self._turn = 0  # counts loops: an older one must not go on
         self._native_at: Optional[int] = 0  # the epoch with which the native loader can go on; None within one
@@ -423,7 +466,7 @@ class Loader:
         recognised.
 
         Raises:
-            DataChanged: a file changed before the first call.
+            DataChanged: a file changed before the first call. InvalidArgument: the loader has been closed.
         """
         state: Dict[str, Any] = json.loads(self._loader.state())
         if self._is_between:
@@ -472,8 +515,21 @@ class Loader:
             if isinstance(count, bool) or not isinstance(count, numbers.Integral) or not 0 <= int(count) < 1 << 63:
                 raise InvalidArgument(f"the `position_count` of an order is a whole number of at least 0, not {count!r}")
             return _native.Order(order)
-        rows = self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 0
-        return _native.Order(row_numbers(order, rows))
+        if not hasattr(order, "__array__") and not isinstance(order, Sequence):
+            raise InvalidArgument("an order is 'sequential', 'shuffled' or 'windowed', a list of row numbers, or an object "
+                                  f"with name, position_count and rows_at, not {order!r:.100}")
+        return _native.Order(row_numbers(order, self._first_length()))
+
+    def _first_length(self) -> int:
+        return self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 0
+
+    def _rows_of_epoch(self, order: Any) -> int:
+        if isinstance(order, str):
+            return self._first_length()
+        return int(order.position_count) if hasattr(order, "rows_at") else len(order)
+
+    def __copy__(self) -> Loader:
+        raise TypeError("a loader cannot be copied: make another one")
 
     def __enter__(self) -> Loader:
         return self

@@ -1,0 +1,260 @@
+"""What a careless user gives the loader and its sources. Needs numpy: python -m unittest test_arguments"""
+
+import copy
+import importlib.util
+import multiprocessing
+import os
+import pickle
+import threading
+import unittest
+import warnings
+
+import numpy as np
+
+import pinflow
+from test_pinflow import ROWS, Folder, numbered, run_python
+
+
+class Rows:
+    """Numbers of rows, 3 of each."""
+    dtype = "float32"
+    shape = (ROWS, 3)
+
+    def __init__(self, before=lambda ids: None):
+        self.before = before
+
+    def read_rows(self, ids, out):
+        self.before(np.asarray(ids))
+        np.frombuffer(out, np.float32).reshape(len(ids), 3)[:] = np.asarray(ids)[:, None]
+
+
+def first_row_of(array):
+    return int(np.asarray(array)[0, 0])
+
+
+class SourceTest(Folder):
+    def assert_refused(self, sentence, make):
+        with self.assertRaises(pinflow.InvalidArgument) as caught:
+            make()
+        self.assertIn(sentence, str(caught.exception))
+        self.assertNotIn("\n", str(caught.exception))
+
+    def test_things_that_are_no_source_are_named(self):
+        for thing, name in ((5, "int"), (float("nan"), "float"), (True, "bool"), (object(), "object")):
+            self.assert_refused(f"RowSource (help(pinflow.RowSource)), not {name}", lambda: pinflow.Loader(thing))
+        self.assert_refused("an array of Python objects", lambda: pinflow.Loader(np.array([1, "x"], object)))
+        self.assert_refused("given as a list, not as str", lambda: pinflow.concatenate("x.npy"))
+        self.assert_refused("given as a list, not as int", lambda: pinflow.stack(5))
+
+    def test_what_a_source_of_rows_says_of_itself_is_checked(self):
+        def source(**members):
+            made = Rows()
+            for name, value in members.items():
+                setattr(made, name, value)
+            return lambda: pinflow.Loader(made, device="host")
+
+        for shape in ((1 << 64, 3), (1000.0, 3), (-1, 3), (True, 3)):
+            self.assert_refused("whole numbers from 0 to 2**63 - 1", source(shape=shape))
+        self.assert_refused("is a type of numpy, not 'foo'", source(dtype="foo"))
+        self.assert_refused("is a method, not 5", source(read_rows=5))
+
+    def test_a_path_may_be_bytes(self):
+        path = os.fsencode(self.saved())
+        self.assertEqual(sum(len(rows) for (rows,) in pinflow.Loader(path, device="host")), ROWS)
+        self.assertEqual(pinflow.concatenate([path, path]).shape[0], 2 * ROWS)
+
+    def test_arrays_without_axes_are_stacked(self):
+        paths = [self.saved(f"{i}.npy", np.int64(i)) for i in range(3)]
+        np.testing.assert_array_equal(np.asarray(pinflow.stack(paths)), [0, 1, 2])
+        np.testing.assert_array_equal(np.asarray(pinflow.stack([np.float32(1), np.float32(2)])), [1, 2])
+        self.assertEqual(np.asarray(pinflow.stack([numbered(2), numbered(2)])).shape, (2, 2, 16))
+        self.assertRaises(pinflow.Unsupported, pinflow.concatenate, paths)
+
+    def test_padding_between_fields_is_no_field(self):
+        padded = np.dtype([("f1", "u1"), ("b", "<f8"), ("c", "u1", (3,))], align=True)
+        rows = np.zeros(10, padded)
+        rows["f1"], rows["b"] = np.arange(10), -np.arange(10)
+        array = pinflow.open(self.saved(array=rows))
+        self.assertEqual(array.dtype, padded)
+        np.testing.assert_array_equal(np.asarray(array)["b"], rows["b"])
+        for (loaded,) in pinflow.Loader(array, order="sequential", batch=10, device="host"):
+            self.assertEqual(loaded.dtype, padded)
+            for given in (loaded.numpy(), np.asarray(loaded)):
+                self.assertEqual(given.dtype, padded)
+                np.testing.assert_array_equal(given["f1"], rows["f1"])
+                np.testing.assert_array_equal(given["b"], rows["b"])
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
+    def test_tensors_of_pytorch_are_sources(self):
+        import torch
+
+        values = torch.arange(20.0).reshape(10, 2)
+        for tensor in (values, values.to(torch.bfloat16), torch.nn.Parameter(values.clone()), values.t().contiguous().t()):
+            loader = pinflow.Loader(tensor, order="sequential", batch=10, device="host")
+            self.assertTrue(all(torch.equal(rows.torch(), tensor.detach()) for (rows,) in loader))
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "dense tensor on the CPU"):
+            pinflow.Loader(values.to_sparse(), device="host")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
+    def test_pytorch_is_warned_of_memory_that_must_not_be_written(self):
+        path = self.saved()
+        for route, count in (("direct", 1), ("read", 0)):
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                (rows,) = next(iter(pinflow.Loader(path, order="sequential", route=route, device="host")))
+                rows.torch()
+            self.assertEqual([each.category for each in caught], [UserWarning] * count)
+
+
+class CallbackTest(unittest.TestCase):
+    def test_stop_iteration_does_not_end_an_epoch(self):
+        def stop(ids):
+            if 700 in ids:
+                next(iter(()))
+
+        class Order:
+            name, position_count = "stops/1", ROWS
+
+            def rows_at(self, epoch, first, out):
+                raise StopIteration
+
+        for loader in (pinflow.Loader(Rows(stop), batch=10, order="sequential", device="host"),
+                       pinflow.Loader(Rows(), order=Order(), device="host")):
+            with self.assertRaisesRegex(RuntimeError, "raised StopIteration") as caught:
+                for _ in loader:
+                    pass
+            self.assertIsInstance(caught.exception.__cause__, StopIteration)
+
+    def test_a_source_cannot_use_the_loader_that_calls_it(self):
+        for use in (lambda loader: loader.state_dict(), lambda loader: next(loader.batches())):
+            made = threading.Event()
+            loaders = []
+
+            def call(ids):
+                made.wait()
+                use(loaders[0])
+
+            loaders.append(pinflow.Loader(Rows(call), device="host"))
+            made.set()
+            with self.assertRaises(pinflow.Error):
+                next(iter(loaders[0]))
+            loaders[0].close()
+
+    def test_a_source_may_use_another_loader(self):
+        inner = pinflow.Loader(Rows(), order="sequential", batch=10, device="host")
+        source = Rows(lambda ids: next(iter(inner)))
+        self.assertEqual(sum(len(rows) for (rows,) in pinflow.Loader(source, batch=100, device="host")), ROWS)
+
+
+class LoaderTest(Folder):
+    def test_a_loader_and_a_batch_cannot_be_copied(self):
+        loader = pinflow.Loader(self.saved(), device="host")
+        with self.assertRaisesRegex(TypeError, "make another one"):
+            copy.copy(loader)
+        with self.assertRaisesRegex(TypeError, "clone its tensors"):
+            copy.copy(next(loader.batches()))
+
+    def test_row_numbers_are_signed_and_belong_to_the_caller(self):
+        batch = next(pinflow.Loader(self.saved(), device="host").batches())
+        self.assertEqual(batch.row_ids.dtype, np.int64)
+        self.assertTrue(batch.row_ids.flags.writeable)
+        np.testing.assert_array_equal(batch[0].numpy()[:, 0], batch.row_ids)
+
+    def test_an_order_may_have_more_positions_than_2_to_the_32nd(self):
+        class Endless:
+            name, position_count = "endless/1", 10**10
+
+            def rows_at(self, epoch, first, out):
+                np.asarray(out)[:] = 3
+
+        loader = pinflow.Loader(self.saved(), order=Endless(), batch=10, device="host")
+        self.assertEqual(first_row_of(next(iter(loader))[0]), 3)
+
+    def test_things_that_are_no_order_are_named(self):
+        path = self.saved()
+        for order in (None, 5, {1, 2}, object()):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "an order is 'sequential', 'shuffled'"):
+                pinflow.Loader(path, order=order, device="host")
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "batch must be a whole number"):
+            pinflow.Loader(path, batch=np.array([4]), device="host")
+
+    def test_a_seed_has_64_bits(self):
+        path, most = self.saved(), (1 << 64) - 1
+        loader = pinflow.Loader(path, seed=most, device="host")
+        expected = [batch.row_ids.tolist() for batch in loader.batches()]
+        other = pinflow.Loader(path, seed=np.uint64(most), device="host")
+        other.load_state_dict(pinflow.Loader(path, seed=most, device="host").state_dict())
+        self.assertEqual([batch.row_ids.tolist() for batch in other.batches()], expected)
+        self.assertRaises(pinflow.InvalidArgument, pinflow.Loader, path, seed=1 << 64)
+
+    def test_a_loop_of_two_threads_at_a_time_is_refused(self):
+        may_read = threading.Event()
+        waits = threading.Event()
+
+        def wait(ids):
+            waits.set()
+            may_read.wait()
+
+        loop = iter(pinflow.Loader(Rows(wait), device="host"))
+        rows = []
+        first = threading.Thread(target=lambda: rows.append(len(next(loop)[0])))
+        first.start()
+        waits.wait()
+        with self.assertRaisesRegex(pinflow.Error, "another thread waits"):
+            while not rows:  # the first thread may not be in `next` yet
+                next(loop)
+        may_read.set()
+        first.join()
+
+    def test_closing_a_loader_that_is_waited_for_is_no_end_of_an_epoch(self):
+        may_read = threading.Event()
+        waits = threading.Event()
+
+        def wait(ids):
+            waits.set()
+            may_read.wait()
+
+        loader = pinflow.Loader(Rows(wait), device="host")
+
+        def close():
+            waits.wait()
+            may_read.set()
+            loader.close()
+
+        other = threading.Thread(target=close)
+        other.start()
+        with self.assertRaisesRegex(pinflow.Error, "closed"):
+            while True:
+                for _ in loader:
+                    pass
+        other.join()
+
+    def test_an_array_is_opened_again_in_a_spawned_process(self):
+        folder = os.getcwd()
+        self.addCleanup(os.chdir, folder)
+        self.saved("b.npy", numbered() + 5)
+        self.saved("a.npy")
+        os.chdir(self._folder.name)
+        arrays = [pinflow.open("b.npy"), pinflow.open("[ab].npy"), pinflow.stack([pinflow.open("b.npy"), numbered()])]
+        os.chdir(folder)
+        for array in arrays:
+            np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(array))), np.asarray(array))
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            self.assertEqual(pool.map(first_row_of, arrays[:2]), [5, 0])
+
+    def test_a_thread_in_a_loop_when_python_ends_prints_nothing(self):
+        code = ("import sys, threading, numpy, pinflow\n"
+                "def loop():\n"
+                "    while True:\n"
+                "        for _ in pinflow.Loader(numpy.arange(1000), batch=10, device='host'):\n"
+                "            begun.set()\n"
+                "begun = threading.Event()\n"
+                "for _ in range(3): threading.Thread(target=loop, daemon=True).start()\n"
+                "begun.wait()\n")
+        for _ in range(5):
+            done = run_python(code)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
+if __name__ == "__main__":
+    unittest.main()
