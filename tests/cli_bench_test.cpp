@@ -274,6 +274,15 @@ TEST_CASE("bench: rows of any length are scattered to where they belong, and no 
     }
 }
 
+TEST_CASE("bench: a file that is missing, and a segment instead of a file, are refused") {
+    const tool_result missing = run_tool({"bench", "pin", "--device", "host", "--file", "/nowhere/a.npy"});
+    CHECK(missing.status == 1);
+    CHECK(missing.one_error_line());
+    CHECK(missing.errors.find("/nowhere/a.npy") != std::string::npos);
+    cli::check_fails(2, {"bench", "load", "--device", "host", "shm:model"},
+                     {"bench load takes paths of files, not the segment 'shm:model'"});
+}
+
 TEST_CASE("bench: options that the named work does not use are noted") {
     const temporary_folder folder;
     const std::string file = folder / "a.npy";

@@ -2,11 +2,13 @@
 #include <unistd.h>
 
 #include <filesystem>
+#include <fstream>
 #include <nlohmann/json.hpp>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/npz.hpp"
 #include "pinflow/formats/safetensors.hpp"
@@ -190,6 +192,32 @@ TEST_CASE("pin: a pattern is one array, and with --stack each file is a row") {
     CHECK(open_segment(rows.name()).shape() == shape_vector{36, 4});
     CHECK(open_segment(stacked.name()).shape() == shape_vector{12, 3, 4});
     CHECK(digest_of_stream({rows.file()}) == digest_of_stream({pattern}));
+}
+
+TEST_CASE("pin: a member of a .npz file whose CRC-32 does not fit is refused") {
+    const temporary_folder folder;
+    const own_segment segment("crc");
+    const std::string path = folder / "a.npz";
+    const array rows = numbered_rows(1000);
+    {
+        npz_writer writer(path);
+        writer.begin("a", rows.dtype(), rows.shape());
+        writer.write({rows.view().data(), rows.size_bytes()});
+        writer.finish();
+    }
+    const auto data_begin = static_cast<std::size_t>(list_arrays(path).front().offset_bytes.value());
+    {
+        std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+        file.seekp(static_cast<std::streamoff>(data_begin + 7));
+        file.put('x');
+    }
+    for (const std::string& file : {path, path + ":a"}) {
+        const tool_result result = run_tool({"pin", file, segment.name()});
+        CHECK(result.status == 1);
+        CHECK(result.one_error_line());
+        CHECK(result.errors.find("is damaged: its CRC-32 is ") != std::string::npos);
+        CHECK(run_tool({"inspect", segment.file()}).status == 1);
+    }
 }
 
 TEST_CASE("pin: invalid names, missing files and wrong usage are refused") {

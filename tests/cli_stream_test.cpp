@@ -363,3 +363,14 @@ TEST_CASE("cli: stream notes that --tail drop skips all rows") {
     CHECK(notes_of("5", "3") ==
           json{"--tail drop skips all of an epoch: 10 rows do not fill a batch of 5 on 3 ranks"});
 }
+
+TEST_CASE("cli: stream notes a seed that has no effect") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("<f4", "(10, 4)", counting_bytes(160)));
+    const auto notes_of = [&](const char* order) {
+        return run_json(
+            {"stream", folder / "a.npy", "--device", "host", "--seed", "4", "--order", order})["notes"];
+    };
+    CHECK(notes_of("shuffled").empty());
+    CHECK(notes_of("sequential") == json{"--seed has no effect on the sequential order"});
+}

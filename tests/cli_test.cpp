@@ -77,7 +77,7 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"inspect"}, "required"},
         {{"inspect", file, file}, "a.npy"},
         {{"inspect", file, "--batch", "3"}, "--batch"},
-        {{"inspect", file, "--json=false"}, "json"},
+        {{"inspect", file, "--json=false"}, "--json takes no value"},
         {{"devices", file}, "a.npy"},
         {{"bench", "juggle"}, "'juggle'"},
         {{"bench", "gather", "--known", "0"}, "--known"},

@@ -115,6 +115,7 @@ void bench_copy(const bench_options& options, const link_rates& link, const benc
 void bench_pin(const bench_options& options, const link_rates& /*link*/, const bench_report& report) {
     if (options.device.kind() == device_kind::host) {
         report({"pin", 0, 0, 0, "nothing is page-locked for the host device"});
+        if (!options.file.empty()) static_cast<void>(open_source_rows(options.file, {}));
         return;
     }
     for (const std::uint64_t size_bytes : {gibibyte, 4 * gibibyte}) {

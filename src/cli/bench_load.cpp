@@ -13,6 +13,7 @@
 #include "pinflow/stream.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/bench.hpp"
+#include "src/cli/open.hpp"
 #include "src/core/quote.hpp"
 
 namespace pinflow::cli {
@@ -57,6 +58,10 @@ std::vector<std::filesystem::path> paths_of(const bench_options& options) {
 void check_load(const bench_options& options) {
     if (options.load_files.empty())
         throw usage_error("bench load takes the files of a model: pinflow bench load FILES");
+    for (const std::string& each : options.load_files) {
+        if (each.starts_with(segment_prefix))
+            throw usage_error(fmt::format("bench load takes paths of files, not the segment '{}'", each));
+    }
     static_cast<void>(tensor_files(paths_of(options)));
 }
 

@@ -131,8 +131,8 @@ void pin(const argument_list& arguments) {
     CLI::App app(
         "Copies arrays into shared memory, once for all processes of this user, until `unpin SEGMENT`.\n"
         "shm:SEGMENT then opens the copy wherever a FILE is taken, except by `bench load`. Several arrays\n"
-        "of a file become SEGMENT/NAME. Compressed arrays are decoded. The segment appears complete or not\n"
-        "at all.",
+        "of a file become a group, whose arrays are opened as shm:SEGMENT/NAME. Compressed arrays are\n"
+        "decoded. The segment appears complete or not at all.",
         "pinflow pin");
     std::string file, segment;
     publish_options options;
@@ -145,8 +145,10 @@ void pin(const argument_list& arguments) {
     app.add_option("SEGMENT", segment, "The name of the segment: 1 to 200 bytes, without slashes")
         ->type_name("")
         ->required();
-    app.add_flag("--replace", options.replace,
-                 "Replace a segment of that name; processes that have it open keep the old one")
+    app.add_flag(
+           "--replace", options.replace,
+           "Replace a segment of that name, or a group by a group; processes that have it open keep the\n"
+           "old one")
         ->disable_flag_override();
     app.add_flag("--stack", options.stack, "Each file that a pattern matches is one row")
         ->disable_flag_override();
@@ -221,7 +223,8 @@ void list(const argument_list& arguments) {
 void clean(const argument_list& arguments) {
     CLI::App app(
         "Removes from the folder of segments what killed processes left, and .npy files that are not\n"
-        "complete segments. Segments stay: `pinflow unpin` removes them.",
+        "complete segments. Segments stay: `pinflow unpin` removes them. Files that other users may\n"
+        "open stay, too: `pinflow list` names them.",
         "pinflow clean");
     if (!parse(app, arguments)) return;
     std::string text;

@@ -254,6 +254,7 @@ std::vector<std::string> notes_on(const stream_result& result, const stream_argu
             "'{}' says that {} done, and --epochs is {}: there was nothing left", arguments.load_state,
             readable_count(resumed->epoch, "epoch is", "epochs are"), arguments.options.epochs));
     }
+    if (arguments.seeds_nothing) notes.emplace_back("--seed has no effect on the sequential order");
     const loader_options& options = arguments.options;
     const bool fills_none = row_count / options.batch_rows < options.shard.world;
     if (options.tail == tail::drop && fills_none && row_count != 0) {

@@ -125,6 +125,10 @@ std::string read_checksum(const std::string& path, const std::string& checksum_p
 }
 
 input_file open_one_file(const std::string& path) {
+    std::error_code no_status;
+    if (std::filesystem::is_directory(path, no_status))
+        throw invalid_argument(
+            fmt::format("cannot verify '{}': it is a folder, and verify takes one file", path));
     try {
         return input_file(path);
     } catch (const system_failure& failure) {
@@ -140,9 +144,9 @@ input_file open_one_file(const std::string& path) {
 void verify(const argument_list& arguments) {
     CLI::App app(
         "Compares the XXH128 checksum of a whole file, of any format, with the line in FILE.xxh3.\n"
-        "`xxhsum -H2 -c FILE.xxh3`, run in the file's folder, reads the same line. The checksum of a "
-        "segment\n"
-        "(shm:NAME) is stored with it.",
+        "`xxhsum -H2 -c FILE.xxh3`, run in the file's folder, reads the same line. The name in it is not\n"
+        "compared, because both files may have been renamed. The checksum of a segment (shm:NAME) is stored\n"
+        "with it.",
         "pinflow verify");
     std::string path;
     bool write = false;

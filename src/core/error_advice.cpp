@@ -22,7 +22,7 @@ std::string_view advice_for(int error) noexcept {
         case ELOOP:
             return "a symbolic link is not followed here, or the links lead in a circle";
         case ENAMETOOLONG:
-            return "shorten the path, or use a relative one";
+            return "shorten it: a path has at most 4095 bytes, and each name in it 255";
         case EROFS:
             return "the filesystem is mounted read-only: write to another one";
         case EFBIG:

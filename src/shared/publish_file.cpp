@@ -80,16 +80,16 @@ class small_array final : public segment_content {
     shape_vector shape_;
 };
 
-/// Whether an array is a compressed member of a .npz file: as rows, it would be inflated to other memory
-/// first.
-bool is_deflated_member(file_format format, const array_listing& listed) {
-    return format == file_format::npz && listed.dtype && !listed.mappable;
+/// Whether an array is a member of a .npz file. Its elements are streamed, which checks their CRC-32. As
+/// rows, a compressed one would also be inflated to other memory first.
+bool is_member(file_format format, const array_listing& listed) {
+    return format == file_format::npz && listed.dtype;
 }
 
 /// @param name empty for the only array of a file.
 std::unique_ptr<segment_content> array_content(const std::string& path, const std::string& name,
-                                               bool is_deflated) {
-    if (is_deflated) return elements_content(path, name);
+                                               bool is_streamed) {
+    if (is_streamed) return elements_content(path, name);
     try {
         return rows_content(name.empty() ? path : path + ":" + name);
     } catch (const unsupported&) {
@@ -98,18 +98,16 @@ std::unique_ptr<segment_content> array_content(const std::string& path, const st
     }
 }
 
-/// The content of the array NAME of a file. Lists the members of a .npz file, to see whether this one is
-/// compressed.
+/// The content of the array NAME of a file. Lists the members of a .npz file, to see whether this is one.
 std::unique_ptr<segment_content> named_array_content(const std::string& path, std::string name) {
-    bool is_deflated = false;
+    bool is_streamed = false;
     if (format_of(path) == file_format::npz) {
         if (name.ends_with(".npy")) name.resize(name.size() - 4);
-        is_deflated = std::ranges::any_of(list_arrays(path), [&](const array_listing& each) {
-            return (each.name == name || each.name == name + ".npy") &&
-                   is_deflated_member(file_format::npz, each);
+        is_streamed = std::ranges::any_of(list_arrays(path), [&](const array_listing& each) {
+            return (each.name == name || each.name == name + ".npy") && is_member(file_format::npz, each);
         });
     }
-    return array_content(path, name, is_deflated);
+    return array_content(path, name, is_streamed);
 }
 
 }  // namespace
@@ -125,7 +123,7 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
     if (listed.empty()) throw invalid_argument(fmt::format("cannot publish '{}': it has no arrays", file));
     if (listed.size() == 1)
         return {publish_content(
-            name, *array_content(split.path, listed.front().name, is_deflated_member(format, listed.front())),
+            name, *array_content(split.path, listed.front().name, is_member(format, listed.front())),
             options)};
     std::vector<named_content> arrays;
     const std::shared_ptr<const element_file> opened = open_elements(split.path);
@@ -138,7 +136,7 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
         if (is_small) {
             content = std::make_unique<small_array>(opened, split.path, each);
         } else {
-            content = array_content(split.path, each.name, is_deflated_member(format, each));
+            content = array_content(split.path, each.name, is_member(format, each));
         }
         arrays.emplace_back(each.name, std::move(content));
     }

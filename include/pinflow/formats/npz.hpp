@@ -26,8 +26,8 @@ std::vector<array_listing> list_npz(const std::filesystem::path& path);
 
 /// Opens one array; `name` may end in ".npy". A stored member is mapped in place. A deflated member is
 /// inflated into the process's own memory, never beyond the size in its header, and its CRC-32 is checked.
-/// The CRC-32 of a mapped member is not checked, since that would read all of it (`pinflow convert` checks
-/// it).
+/// The CRC-32 of a mapped member is not checked, since that would read all of it (`pinflow convert` and
+/// `pinflow pin` check it).
 /// @throws invalid_argument if there is no such member.
 /// @throws format_error for a member whose size or CRC-32 is wrong.
 /// @throws unsupported; what list_npz throws.
