@@ -483,3 +483,35 @@ TEST_CASE("descriptor_cache: a process can be forked while its threads open file
         thread.join();
     CHECK(failures == 0);
 }
+
+TEST_CASE(
+    "descriptor_cache: a forked process can use and destroy a file that a thread of its parent was opening") {
+    const temporary_folder folder;
+    file_list files = open_files(folder, 2);
+    close_all_others(folder);
+    const std::string path = (folder / "1").string();
+    std::latch is_opening(1);
+    std::latch may_open(1);
+    const ::pid_t parent = ::getpid();
+    std::thread thread;
+    {
+        const seam::scoped_failure_hook hook([&](seam::call what, std::string_view asked) {
+            if (what == seam::call::open && asked == path && ::getpid() == parent) {
+                is_opening.count_down();
+                may_open.wait();
+            }
+            return seam::injected_failure{};
+        });
+        thread = std::thread([&] { CHECK(reads_right(*files[1], 1)); });
+        is_opening.wait();
+        CHECK(holds_in_child([&] {
+            ::alarm(30);
+            const bool is_right = reads_right(*files[1], 1);
+            files.clear();
+            close_all_others(folder);  // looks at every entry of the list
+            return is_right;
+        }));
+        may_open.count_down();
+        thread.join();
+    }
+}

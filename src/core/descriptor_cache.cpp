@@ -47,9 +47,10 @@ cached_descriptor::~cached_descriptor() {
 void cached_descriptor::acquire(const open_function& open) {
     if (acquire_if_open()) return;
     const opening_timer timer;
+    descriptor_cache& cache = descriptor_cache::process();
+    cache.renew_lock(*this);
     const std::lock_guard lock(opening_);
     if (acquire_if_open()) return;  // another thread has opened it meanwhile
-    descriptor_cache& cache = descriptor_cache::process();
     cache.enter(*this);
     try {
         for (bool opened = false; !opened;) {
@@ -81,11 +82,29 @@ descriptor_cache& descriptor_cache::process() {
     // destructor
     alignas(descriptor_cache) static std::byte place[sizeof(descriptor_cache)];
     static descriptor_cache& cache = *::new (static_cast<void*>(place)) descriptor_cache;
-    static const int status =
-        ::pthread_atfork([] { process().mutex_.lock(); }, [] { process().mutex_.unlock(); },
-                         [] { process().mutex_.unlock(); });
-    static_cast<void>(status);  // if it failed, a forked process may find the mutex locked
     return cache;
+}
+
+// If it failed, a forked process may find the lock held.
+const int descriptor_cache::fork_handlers = ::pthread_atfork(before_fork, after_fork, after_fork_in_child);
+
+/// Threads of the parent that were opening files do not exist here.
+void descriptor_cache::after_fork_in_child() noexcept {
+    descriptor_cache& cache = process();
+    ++cache.fork_count_;
+    for (auto each = cache.entries_.begin(); each != cache.entries_.end();) {
+        const auto position = each++;
+        if (((*position)->state_.load(std::memory_order_relaxed) & cached_descriptor::is_open) == 0)
+            cache.remove(position);
+    }
+    cache.mutex_.unlock();
+}
+
+void descriptor_cache::renew_lock(cached_descriptor& entry) noexcept {
+    const std::lock_guard lock(mutex_);
+    if (entry.fork_count_ == fork_count_) return;
+    entry.fork_count_ = fork_count_;
+    ::new (static_cast<void*>(&entry.opening_)) std::mutex;
 }
 
 std::size_t descriptor_cache::max_open() {
@@ -98,6 +117,7 @@ void descriptor_cache::enter(cached_descriptor& entry) {
     {
         const std::lock_guard lock(mutex_);
         entry.position_ = entries_.insert(hand_, &entry);  // the hand reaches it last
+        entry.is_listed_ = true;
         count = entries_.size();
     }
     std::size_t max_count = max_open();
@@ -113,16 +133,13 @@ void descriptor_cache::enter(cached_descriptor& entry) {
 
 void descriptor_cache::forget(cached_descriptor& entry) noexcept {
     const std::lock_guard lock(mutex_);
-    remove(entry.position_);
+    if (entry.is_listed_) remove(entry.position_);
 }
 
 void descriptor_cache::close(cached_descriptor& entry) noexcept {
-    {
-        const std::lock_guard lock(mutex_);
-        if (entry.state_.load(std::memory_order_acquire) == 0) return;
-        remove(entry.position_);
-    }
-    system::close(entry.descriptor_);
+    forget(entry);
+    if ((entry.state_.load(std::memory_order_acquire) & cached_descriptor::is_open) != 0)
+        system::close(entry.descriptor_);
 }
 
 bool descriptor_cache::close_half() noexcept {
@@ -168,6 +185,7 @@ std::optional<int> descriptor_cache::evict() noexcept {
 
 void descriptor_cache::remove(std::list<cached_descriptor*>::iterator position) noexcept {
     if (position == hand_) ++hand_;
+    (*position)->is_listed_ = false;
     entries_.erase(position);
 }
 

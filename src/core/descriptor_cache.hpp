@@ -52,8 +52,11 @@ class cached_descriptor {
     std::atomic<std::uint32_t> state_ = 0;  // is_open, plus the number of uses
     std::atomic<bool> recently_used_ = false;
     int descriptor_ = -1;
-    std::mutex opening_;                                // held by the thread that opens it
-    std::list<cached_descriptor*>::iterator position_;  // in the cache's list, while open or being opened
+    std::mutex opening_;  // held by the thread that opens it
+    // guarded by the cache's lock
+    bool is_listed_ = false;                            // open, or being opened
+    std::list<cached_descriptor*>::iterator position_;  // in the cache's list, if it is listed
+    std::uint64_t fork_count_ = 0;                      // when `opening_` was made
 };
 
 /// Total time that the calling thread has spent opening files for a use.
@@ -62,8 +65,8 @@ std::chrono::nanoseconds time_spent_opening() noexcept;
 /// The open descriptors of all input_files of this process, and the bound on their number: half of
 /// RLIMIT_NOFILE, at least 16. When more are needed, the soft limit is raised towards the hard limit, to
 /// 65,536 at most. The clock algorithm chooses the descriptor to close: the hand skips descriptors that
-/// were used since its last pass. Thread-safe. A forked process goes on with a copy: its descriptors are its
-/// own.
+/// were used since its last pass. Thread-safe. A forked process has its own copy of the list and of the
+/// descriptors.
 class descriptor_cache {
  public:
     static descriptor_cache& process();
@@ -71,6 +74,9 @@ class descriptor_cache {
     /// The maximum number of open descriptors, unless more are in use.
     static std::size_t max_open();
 
+    /// To be called before `opening_` of a descriptor is locked. In a forked process, a thread of the parent
+    /// may have held it, so it is made anew.
+    void renew_lock(cached_descriptor& entry) noexcept;
     /// Enters a descriptor that is about to be opened, and closes others until the bound holds or all are in
     /// use.
     void enter(cached_descriptor& entry);
@@ -87,7 +93,13 @@ class descriptor_cache {
     std::optional<int> evict() noexcept;
     void remove(std::list<cached_descriptor*>::iterator position) noexcept;
 
-    std::mutex mutex_;                                                 // a fork waits for it
+    static void before_fork() noexcept { process().mutex_.lock(); }
+    static void after_fork() noexcept { process().mutex_.unlock(); }
+    static void after_fork_in_child() noexcept;
+    static const int fork_handlers;
+
+    std::mutex mutex_;                                                 // held during a fork
+    std::uint64_t fork_count_ = 0;                                     // of this process and its ancestors
     std::list<cached_descriptor*> entries_;                            // open, or being opened
     std::list<cached_descriptor*>::iterator hand_ = entries_.begin();  // the next candidate
 };
