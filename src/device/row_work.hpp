@@ -125,8 +125,6 @@ struct row_transfer {
     /// For equal indices, a gather reads only the row of the first index. A scatter may write all of their
     /// rows, but only the last one is valid (for a sum, the first).
     bool compact = false;
-    /// The indices of `range` ascend, though the order is not `sorted`.
-    bool is_ascending = false;
     /// On CUDA, the maximum number of thread blocks of a gather or scatter. 0: as many as the work fills, at
     /// most 16 per SM.
     unsigned blocks = 0;

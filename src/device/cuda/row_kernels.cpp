@@ -58,8 +58,7 @@ std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
 /// scatters at the same time".
 row_pace pace_of(const row_transfer& transfer, unsigned lanes, std::uint64_t rows_in_flight) noexcept {
     const bool stays_on_device = transfer.blocks == 0;
-    const bool is_ascending = transfer.order.sorted || transfer.is_ascending;
-    if (!is_ascending || transfer.table.by_address || stays_on_device) return {};
+    if (!transfer.order.sorted || transfer.table.by_address || stays_on_device) return {};
     constexpr std::uint64_t min_turns = 16;
     const std::uint64_t gather_rows = std::uint64_t{8} * gather_threads(true) / lanes * rows_at_once;
     const std::uint64_t rows = transfer.end - transfer.begin;

@@ -44,7 +44,7 @@ TEST_CASE(
             };
             for (const call_sizes& sizes :
                  {call_sizes{row_count / 2, row_count / 2}, call_sizes{row_count * 2 / 5, row_count * 3 / 5},
-                  call_sizes{row_count / 7, row_count / 8}}) {
+                  call_sizes{row_count / 7, row_count / 7}}) {
                 id_vector ids(row_count);
                 std::iota(ids.begin(), ids.end(), 0);
                 ids = shuffled(std::move(ids), random);

@@ -285,7 +285,6 @@ TEST_CASE("embedding table: leases of ids in device memory on two streams commit
     });
 }
 
-// A GPU's kernels wait for each other if they move many rows at the same time.
 TEST_CASE("embedding table: many ids in device memory are fetched while other rows are written back") {
     constexpr std::size_t id_count = sanitized ? 2000 : 70'000;
     on_each_device([&](const device& device) {
