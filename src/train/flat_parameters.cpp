@@ -74,6 +74,8 @@ void check_state_names(std::span<const parameter_spec> parameters, std::span<con
         names.insert(parameter.name);
     for (const parameter_spec& parameter : parameters) {
         for (const std::string& state : state_names) {
+            // only 16-bit parameters have a master copy
+            if (state == "master" && parameter.dtype.size_bytes() != 2) continue;
             if (names.contains(fmt::format("{}.{}", parameter.name, state)))
                 throw invalid_argument(
                     fmt::format("a parameter cannot be called '{}.{}': the state {} of '{}' is saved under "

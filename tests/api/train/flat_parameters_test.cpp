@@ -309,6 +309,13 @@ TEST_CASE("flat parameters: wrong parameters and settings are refused") {
         "a parameter cannot be called 'w.exp_avg': the state exp_avg of 'w' is saved under that name",
         invalid_argument);
     CHECK(make({{"w", type, {1}}, {"w.exp_avg", type, {1}}}, {sgd{}}).parameters().size() == 2);
+    CHECK_THROWS_AS(flat_parameters({{"w", bfloat16, {1}}, {"w.master", type, {1}}}, {sgd{}}, stream,
+                                    {.master_copies = true}),
+                    invalid_argument);
+    CHECK(flat_parameters({{"w", type, {1}}, {"w.master", bfloat16, {1}}}, {sgd{}}, stream,
+                          {.master_copies = true})
+              .parameters()
+              .size() == 2);
     CHECK_THROWS_AS(make({{"w", type, {1}, 1}}, {sgd{}}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", type, {1}}}, {}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", dtype::of<int>(), {1}}}, {sgd{}}), unsupported);
