@@ -133,8 +133,8 @@ void bind_arrays(nb::module_& module) {
                 sources.push_back(stacked ? each->as_one_row() : each->rows());
             auto made = opened_array::of_rows(stacked ? detail::stack_rows(std::move(sources))
                                                       : concatenate(std::move(sources)));
-            made->has_python_rows =
-                std::ranges::any_of(parts, [](const auto& each) { return each->has_python_rows; });
+            for (const shared_array& each : parts)
+                made->readers.insert(made->readers.end(), each->readers.begin(), each->readers.end());
             return made;
         });
     });

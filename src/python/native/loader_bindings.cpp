@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -39,7 +38,8 @@ class python_loader;
 /// How long a call waits for a batch before it lets Python handle signals.
 constexpr std::chrono::milliseconds signal_interval{50};
 
-/// A thread that goes on after Python has begun to end, and has ended all loaders, ends without a traceback.
+/// Throws that the loader is closed. While Python ends, throws SystemExit instead, so that the thread prints
+/// no traceback.
 [[noreturn]] void throw_closed() {
     if (!may_not_take_gil()) throw invalid_argument("the loader has been closed");
     PyErr_SetNone(PyExc_SystemExit);
@@ -52,10 +52,26 @@ std::vector<python_loader*>& live_loaders() {
     return all;
 }
 
-/// The loaders that end_elsewhere is destroying. end_all_loaders waits for them.
+/// The loaders that run_elsewhere is destroying. end_all_loaders waits for them.
 std::atomic<unsigned>& ending_elsewhere() {
     static auto& count = *new std::atomic<unsigned>(0);
     return count;
+}
+
+/// Destroys a loader on a new thread.
+template <typename Destroy>
+void run_elsewhere(Destroy destroy) noexcept {
+    ++ending_elsewhere();
+    try {
+        std::thread([destroy] {
+            destroy();
+            --ending_elsewhere();
+            ending_elsewhere().notify_all();
+        }).detach();
+    } catch (...) {
+        // without memory or a thread, the stopped loader is kept for ever
+        --ending_elsewhere();
+    }
 }
 
 /// A batch that Python holds. Its tensors hold it, too.
@@ -98,16 +114,21 @@ class python_batch {
 
 class python_loader {
  public:
-    /// @param callers Python objects that the loader calls, kept by its sources and its order
+    /// @param callback_objects Python objects that the loader calls, kept by its sources and its order
     python_loader(std::vector<std::shared_ptr<const row_source>> sources, const loader_options& options,
-                  std::vector<const PyObject*> callers)
-        : callers_(std::move(callers)) {
+                  std::vector<const PyObject*> callback_objects)
+        : callback_objects_(std::move(callback_objects)) {
         {
             const gil_release released;
             loader_ = {new loader(std::move(sources), options), [has_ended = has_ended_](const loader* last) {
-                           delete last;
-                           *has_ended = true;
-                           has_ended->notify_all();
+                           const auto destroy = [=] {
+                               delete last;
+                               *has_ended = true;
+                               has_ended->notify_all();
+                           };
+                           // a callback may run on a thread of the loader, which its destructor waits for
+                           if (python_callback::is_running()) return run_elsewhere(destroy);
+                           destroy();
                        }};
         }
         live_loaders().push_back(this);
@@ -125,30 +146,12 @@ class python_loader {
         std::shared_ptr<loader> last = std::move(loader_);
         if (!last) return;
         last->stop();
-        if (python_callback::is_running()) return end_elsewhere(std::move(last));
+        if (python_callback::is_running()) return;
         // another thread may destroy this object once the GIL is given up
         const std::shared_ptr<std::atomic<bool>> has_ended = has_ended_;
         const gil_release released;
         last.reset();
         has_ended->wait(false);  // another thread may be the last owner
-    }
-    /// Destroys a loader on a new thread: the calling one may be a thread of the loader, which its destructor
-    /// waits for.
-    static void end_elsewhere(std::shared_ptr<loader> last) noexcept {
-        ++ending_elsewhere();
-        try {
-            auto* const kept = new std::shared_ptr(last);
-            last.reset();
-            std::thread([kept] {
-                delete kept;
-                --ending_elsewhere();
-                ending_elsewhere().notify_all();
-            }).detach();
-        } catch (...) {
-            // without memory or a thread, the stopped loader is kept for ever
-            new (std::nothrow) std::shared_ptr(std::move(last));
-            --ending_elsewhere();
-        }
     }
     /// A share, because another thread may call `end` meanwhile.
     std::shared_ptr<loader> valid() const {
@@ -161,7 +164,7 @@ class python_loader {
     /// @param owner keeps the stream alive
     std::optional<python_batch> next(std::optional<std::int64_t> stream, const nb::object& owner) {
         drop_given_up();
-        if (std::ranges::any_of(callers_, &python_callback::is_running_of))
+        if (std::ranges::any_of(callback_objects_, &python_callback::is_running_of))
             throw invalid_argument(
                 "a source of rows or an order cannot take batches of the loader that calls it");
         const device on = valid()->device();
@@ -202,13 +205,14 @@ class python_loader {
     }
 
  private:
-    /// Closed meanwhile, by a signal handler or another thread.
+    /// Returns no batch: a signal handler or another thread has closed the loader. While Python ends, throws
+    /// as throw_closed.
     static std::optional<python_batch> end_of_closed() {
         if (may_not_take_gil()) throw_closed();
         return std::nullopt;
     }
 
-    std::vector<const PyObject*> callers_;
+    std::vector<const PyObject*> callback_objects_;
     std::shared_ptr<std::atomic<bool>> has_ended_ = std::make_shared<std::atomic<bool>>(false);
     std::shared_ptr<loader> loader_;
 };
@@ -250,10 +254,9 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
     if (is_ending()) throw invalid_argument("a loader cannot be made while Python ends");
     if (arrays.empty()) throw invalid_argument("a loader needs at least one source");
     std::vector<std::shared_ptr<const row_source>> sources;
-    std::vector<const PyObject*> callers;
-    for (const auto& each : arrays) {
-        if (each->has_python_rows && each->kept) callers.push_back(each->kept.get());
-    }
+    std::vector<const PyObject*> callback_objects;
+    for (const auto& each : arrays)
+        callback_objects.insert(callback_objects.end(), each->readers.begin(), each->readers.end());
     const std::string device_name = nb::cast<std::string>(given["device"]);
     std::optional<device> on;
     {
@@ -271,8 +274,7 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
     // Python's rows are slow: with few slots, few batches are filled together, and the first one is ready
     // sooner
     constexpr unsigned slots_of_python_rows = 8;
-    const bool is_python =
-        std::ranges::any_of(arrays, [](const auto& each) { return each->has_python_rows; });
+    const bool is_python = !callback_objects.empty();
     options.slots = value_of<unsigned>(given, "slots").value_or(is_python ? slots_of_python_rows : 0);
     options.first_epoch = nb::cast<std::uint64_t>(given["first_epoch"]);
     options.threads = value_of<unsigned>(given, "threads").value_or(0);
@@ -289,9 +291,9 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
     } else {
         const auto& given_order = nb::cast<const python_order&>(order);
         options.sampler = given_order.for_rows(row_count);
-        callers.push_back(given_order.kept.get());
+        callback_objects.push_back(given_order.kept.get());
     }
-    return std::make_unique<python_loader>(std::move(sources), options, std::move(callers));
+    return std::make_unique<python_loader>(std::move(sources), options, std::move(callback_objects));
 }
 
 nb::dict report_of(const loader_report& report) {

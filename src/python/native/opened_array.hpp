@@ -6,6 +6,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "pinflow/array.hpp"
 #include "pinflow/row_source.hpp"
@@ -39,8 +40,8 @@ class opened_array {
     const array& elements() const;
     /// The Python object that reads the rows, which their row_source keeps, too. Null for other arrays.
     std::shared_ptr<PyObject> kept;
-    /// Whether a Python object reads rows: of this array, or of a part of it.
-    bool has_python_rows = false;
+    /// The Python objects that read rows of this array or of its parts, for comparison only.
+    std::vector<const PyObject*> readers;
 
     /// The elements if they were in memory or mapped when the array was opened; otherwise null, also after
     /// `elements`.

@@ -147,8 +147,8 @@ std::shared_ptr<opened_array> array_of_source(const nb::object& source, const st
                                ": rows are delivered little-endian, and the dtype is big-endian");
     std::shared_ptr<PyObject> kept = keep(source);
     auto made = opened_array::of_rows(std::make_shared<python_rows>(kept, element, shape, description));
+    made->readers = {kept.get()};
     made->kept = std::move(kept);
-    made->has_python_rows = true;
     return made;
 }
 

@@ -97,7 +97,7 @@ bool has_padding(const dtype& type) {
     return type.is_structured() && end != type.size_bytes();
 }
 
-/// What both array interfaces have. Of a type with padding, the elements are opaque.
+/// What both array interfaces have. Elements of a type with padding are opaque bytes.
 nb::dict interface_of(const array_view& view, bool read_only) {
     nb::dict interface;
     interface["version"] = 3;
@@ -122,13 +122,15 @@ bool is_read_only(const tensor& self) {
     return !detail::lease_of(self.of())->pool().viewed_sources().empty();
 }
 
+/// The interface of a tensor in host memory, also for types with padding.
 nb::dict host_interface(const tensor& self) {
     if (self.device().kind() != device_kind::host)
         throw nb::attribute_error("__array_interface__: the tensor is on a GPU");
     return array_interface_of(self.view(), is_read_only(self));
 }
 
-/// The interface by which numpy reads a tensor in host memory. Of a type with padding, `numpy` reads it.
+/// The interface by which numpy reads a tensor in host memory. Types with padding are refused: use
+/// `Tensor.numpy`.
 nb::dict public_interface(const tensor& self) {
     if (has_padding(self.view().dtype()))
         throw nb::attribute_error("__array_interface__: the elements have padding between their fields");

@@ -36,7 +36,7 @@ class RowSource(Protocol):
     Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
     again for the same rows in later epochs. To tell whether the data is the same, `state_dict` and
     `load_state_dict` call it for up to 16 rows. An exception that it raises ends the loop over the loader, which raises
-    it. If a call never returns, `Loader.close` does not return either, and Python does not end.
+    it (RuntimeError for StopIteration). If a call never returns, `Loader.close` does not return either, and Python does not end.
     """
 
     @property
@@ -296,8 +296,7 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
         the file has no array of that name, or it has several and no name is given. Unsupported: it cannot be read here.
     """
     text = path_text(path)
-    # absolute, because the process that unpickles the array may have another working directory
-    made_by = _open_again, (os.path.abspath(text), name, stack)
+    made_by = _open_again, (_absolute(text), name, stack)
     if stack and not _native.is_pattern(text):
         raise InvalidArgument(f"`stack` makes each file of a pattern one row, and {ascii(text)} is not a pattern")
     if name is None:
@@ -305,6 +304,16 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
     if _native.is_pattern(text):
         return Array(_native.open_array(f"{text}:{name}", stack), made_by)
     return Array(_native.open_named(text, name), made_by)
+
+
+def _absolute(text: str) -> str:
+    """The path or pattern, for a process with another working directory."""
+    if os.path.isabs(text):
+        return text
+    folder = os.getcwd()
+    if _native.is_pattern(text):
+        folder = "".join(f"[{each}]" if each in "*?[" else each for each in folder)
+    return os.path.join(folder, text)
 
 
 def _open_again(path: str, name: Optional[str], stack: bool) -> Array:
@@ -383,12 +392,15 @@ def native_of(source: Any, label: str = "") -> _native.Array:
 def _elements_of_torch(torch: Any, tensor: Any) -> Tuple[AnyArray, Optional[str]]:
     """The elements of a tensor on the CPU, and how the library spells their type if numpy lacks it."""
     if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise InvalidArgument(f"a source is in host memory, and this tensor is {tensor.layout} on {tensor.device}: give "
-                              "a dense tensor on the CPU")
+        raise InvalidArgument(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be a source: give a dense "
+                              "tensor on the CPU")
     plain = tensor.detach().resolve_conj().resolve_neg()
     spelling = str(plain.dtype)[len("torch."):]
     if spelling not in _BEYOND_NUMPY:
-        return plain.numpy(), None
+        try:
+            return plain.numpy(), None
+        except (TypeError, RuntimeError):
+            raise InvalidArgument(f"a tensor of {tensor.dtype} cannot be a source: pinflow has no such type") from None
     same_size = torch.uint8 if _BEYOND_NUMPY[spelling] == 1 else torch.int16
     return plain.contiguous().view(same_size).numpy(), spelling
 
@@ -407,16 +419,21 @@ def _native_of_rows(source: Any, label: str) -> _native.Array:
     try:
         spelling = spelling_of(source.dtype)
     except (TypeError, ValueError):
-        raise InvalidArgument(f"the dtype of a source of rows is a type of numpy, not {source.dtype!r}") from None
+        raise InvalidArgument("the dtype of a source of rows is what numpy.dtype takes, or a name such as 'bfloat16', not "
+                              f"{source.dtype!r}") from None
     return _native.array_of_source(source, spelling, [int(each) for each in shape], label)
 
 
 def parts_of(arrays: Any) -> Tuple[Any, ...]:
-    """The arrays to be joined.
+    """The arrays to be joined; those given by paths are opened.
 
     Raises:
-        InvalidArgument: it is one path, or no list.
+        InvalidArgument: it is a single path, or cannot be iterated.
     """
-    if isinstance(arrays, (str, bytes, os.PathLike)) or not hasattr(arrays, "__iter__"):
+    try:
+        parts = () if isinstance(arrays, (str, bytes, os.PathLike)) else tuple(arrays)
+    except TypeError:
+        parts = ()
+    if not parts and not isinstance(arrays, (builtins.list, tuple)):
         raise InvalidArgument(f"arrays are given as a list, not as {type(arrays).__name__}")
-    return tuple(arrays)
+    return tuple(open(each) if isinstance(each, (str, bytes, os.PathLike)) else each for each in parts)

@@ -81,9 +81,9 @@ class Tensor(_native.Tensor):
         return array.view(self.dtype) if array.dtype.kind == "V" else array
 
     def torch(self) -> Any:
-        """A PyTorch tensor of the same memory, for PyTorch's current stream. (With `route='direct'` on the host it is the
-        source's memory, and must not be written to: PyTorch has no read-only tensors, and if the source is a file, the
-        write ends the process.)"""
+        """A PyTorch tensor of the same memory, for PyTorch's current stream. With `route='direct'` on the host it is the
+        source's memory, and must not be written to. PyTorch has no read-only tensors. If the source is a file, a write
+        ends the process."""
         torch = sys.modules.get("torch") or importlib.import_module("torch")
         if self._gpu is None:
             if self._is_read_only:
@@ -235,15 +235,16 @@ class _Loop(Generic[_Made]):
 
     def __next__(self) -> _Made:
         loader = self._loader
-        thread = threading.get_ident()
-        if loader._thread_in_next not in (None, thread):
-            raise Error("this loop cannot go on: another thread waits for a batch of its loader, which is not for several "
-                        "threads at a time")
+        thread, before = threading.get_ident(), loader._thread_in_next
+        if before not in (None, thread):
+            loader._refuse_forked()
+            raise Error("this loop cannot go on: another thread waits for a batch of its loader; use a loader from one "
+                        "thread at a time")
         try:
             loader._thread_in_next = thread
             return self._next(loader)
         finally:
-            loader._thread_in_next = None
+            loader._thread_in_next = before
 
     def _next(self, loader: Loader) -> _Made:
         if self._turn is None and not self._is_over:
@@ -302,8 +303,8 @@ class Loader:
     Args:
         sources: arrays with equally many rows: paths ('FILE', 'FILE:NAME', patterns), Arrays, numpy arrays, PyTorch
             tensors on the CPU, or RowSources. A sample is the same row of each. Give a path instead of
-            `numpy.load(path, mmap_mode="r")`: a file that numpy has mapped is memory for pinflow, which cannot notice
-            that it changes, and if it is truncated the process ends (SIGBUS).
+            `numpy.load(path, mmap_mode="r")`. For pinflow, a file that numpy has mapped is only memory: changes are not
+            noticed, and truncating the file ends the process (SIGBUS).
         batch: samples in a batch. The last batch of an epoch may have fewer.
         order: 'sequential', 'shuffled' or 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
             together); the row numbers of an epoch (an array or a list), or an object with `name` ('mine/1'),
@@ -321,12 +322,12 @@ class Loader:
             engine does), 'staged' (the CPU gathers them), 'read' (the same, with reads of the file).
         memory: the maximum bytes of all slots, staging buffers and arrays held on the device. None or 0: 1 GiB, less if
             memory is short; if `slots` is given or a source is a RowSource, the memory that is left. After `break`, the
-            next loop has new slots; those before it are freed when the last tensor that lies in one is dropped.
+            next loop has new slots. The old ones are freed when their last tensor is dropped.
         stream: the consumer's stream, a handle or an object. None: PyTorch's current stream at each batch if PyTorch is
             loaded, otherwise CUDA's legacy default stream.
         slots: the number of batches that can exist at once, from 2 on; None: the loader chooses, 8 if a source is a
             RowSource.
-        threads: the most threads that gather rows; None or 0: one for each core.
+        threads: the maximum number of threads that gather rows; None or 0: one for each core.
         window: rows of a window of the windowed order; None or 0: 64 MiB of samples.
 
     Raises:
@@ -366,8 +367,8 @@ class Loader:
         self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
         self._stream = stream
-        native_order = self._order_of(order)
-        rows = max(1, self._rows_of_epoch(order))
+        native_order, rows = self._order_of(order)
+        rows = max(1, rows)
         self._options: Dict[str, Any] = {
             "batch": batch, "order": native_order, "seed": seed, "device": device, "rank": rank,
             "world": world, "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads,
@@ -382,7 +383,7 @@ class Loader:
         self._report: Dict[str, Any] = {}
         self._process = os.getpid()
         self._closed = False
-        self._thread_in_next: Optional[int] = None  # of those that wait for a batch, the last one
+        self._thread_in_next: Optional[int] = None  # the thread that waits for a batch
         self._epoch = 0  # of the next loop
         self._turn = 0  # counts loops: an older one must not go on
         self._native_at: Optional[int] = 0  # the epoch with which the native loader can go on; None within one
@@ -505,28 +506,23 @@ class Loader:
         self._turn += 1
         self._loader.close()
 
-    def _order_of(self, order: Any) -> Any:
+    def _order_of(self, order: Any) -> Tuple[Any, int]:
+        """The order for the library, and the number of its positions."""
+        first_length = self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 0
         if isinstance(order, str):
-            return order
+            return order, first_length
         if hasattr(order, "rows_at"):
             name, count = getattr(order, "name", None), getattr(order, "position_count", None)
             if not isinstance(name, str):
                 raise InvalidArgument(f"the `name` of an order is a text, not {name!r}")
             if isinstance(count, bool) or not isinstance(count, numbers.Integral) or not 0 <= int(count) < 1 << 63:
                 raise InvalidArgument(f"the `position_count` of an order is a whole number of at least 0, not {count!r}")
-            return _native.Order(order)
+            return _native.Order(order), int(count)
         if not hasattr(order, "__array__") and not isinstance(order, Sequence):
             raise InvalidArgument("an order is 'sequential', 'shuffled' or 'windowed', a list of row numbers, or an object "
                                   f"with name, position_count and rows_at, not {order!r:.100}")
-        return _native.Order(row_numbers(order, self._first_length()))
-
-    def _first_length(self) -> int:
-        return self._arrays[0].shape[0] if self._arrays and self._arrays[0].shape else 0
-
-    def _rows_of_epoch(self, order: Any) -> int:
-        if isinstance(order, str):
-            return self._first_length()
-        return int(order.position_count) if hasattr(order, "rows_at") else len(order)
+        numbers_of_rows = row_numbers(order, first_length)
+        return _native.Order(numbers_of_rows), len(numbers_of_rows)
 
     def __copy__(self) -> Loader:
         raise TypeError("a loader cannot be copied: make another one")
