@@ -359,9 +359,9 @@ TEST_CASE("cli: stream notes that --tail drop skips all rows") {
     CHECK(notes_of("10", "1").empty());
     CHECK(notes_of("5", "2").empty());
     CHECK(notes_of("11", "1") ==
-          json{"--tail drop skips all of an epoch: 10 rows do not fill a batch of 11 on 1 rank"});
+          json{"--tail drop skips all rows of an epoch: 10 rows do not fill a batch of 11 on 1 rank"});
     CHECK(notes_of("5", "3") ==
-          json{"--tail drop skips all of an epoch: 10 rows do not fill a batch of 5 on 3 ranks"});
+          json{"--tail drop skips all rows of an epoch: 10 rows do not fill a batch of 5 on 3 ranks"});
 }
 
 TEST_CASE("cli: stream notes a seed that has no effect") {

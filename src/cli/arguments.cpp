@@ -59,11 +59,11 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
         throw usage_error(fmt::format("'{}' is one file too many: {} (see {} --help)", extras.front(), hint,
                                       app.get_name()));
     } catch (const CLI::ArgumentMismatch& failure) {
-        constexpr std::string_view of_flag = " was given a disallowed flag override";
+        constexpr std::string_view flag_suffix = " was given a disallowed flag override";
         std::string sentence = failure.what();
-        if (sentence.ends_with(of_flag))
+        if (sentence.ends_with(flag_suffix))
             sentence =
-                fmt::format("--{} takes no value", sentence.substr(0, sentence.size() - of_flag.size()));
+                fmt::format("--{} takes no value", sentence.substr(0, sentence.size() - flag_suffix.size()));
         throw usage_error(fmt::format("{} (see {} --help)", sentence, app.get_name()));
     } catch (const CLI::ParseError& failure) {
         throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));

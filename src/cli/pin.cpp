@@ -224,7 +224,7 @@ void clean(const argument_list& arguments) {
     CLI::App app(
         "Removes from the folder of segments what killed processes left, and .npy files that are not\n"
         "complete segments. Segments stay: `pinflow unpin` removes them. Files that other users may\n"
-        "open stay, too: `pinflow list` names them.",
+        "access stay, too: `pinflow list` names them.",
         "pinflow clean");
     if (!parse(app, arguments)) return;
     std::string text;

@@ -254,11 +254,11 @@ std::vector<std::string> notes_on(const stream_result& result, const stream_argu
             "'{}' says that {} done, and --epochs is {}: there was nothing left", arguments.load_state,
             readable_count(resumed->epoch, "epoch is", "epochs are"), arguments.options.epochs));
     }
-    if (arguments.seeds_nothing) notes.emplace_back("--seed has no effect on the sequential order");
+    if (arguments.is_seed_unused) notes.emplace_back("--seed has no effect on the sequential order");
     const loader_options& options = arguments.options;
-    const bool fills_none = row_count / options.batch_rows < options.shard.world;
-    if (options.tail == tail::drop && fills_none && row_count != 0) {
-        notes.push_back(fmt::format("--tail drop skips all of an epoch: {} not fill a batch of {} on {}",
+    const bool has_no_full_batch = row_count / options.batch_rows < options.shard.world;
+    if (options.tail == tail::drop && has_no_full_batch && row_count != 0) {
+        notes.push_back(fmt::format("--tail drop skips all rows of an epoch: {} not fill a batch of {} on {}",
                                     readable_count(row_count, "row does", "rows do"), options.batch_rows,
                                     readable_count(options.shard.world, "rank", "ranks")));
     }

@@ -225,7 +225,7 @@ std::optional<stream_arguments> parse_stream_arguments(const argument_list& argu
     }
     if (options.window_rows > 0 && options.order != order::windowed)
         throw usage_error("--window belongs to --order windowed");
-    parsed.seeds_nothing = app.count("--seed") > 0 && options.order == order::sequential;
+    parsed.is_seed_unused = app.count("--seed") > 0 && options.order == order::sequential;
     if (!parsed.save_state.empty()) check_can_be_saved(parsed.save_state);
     return parsed;
 }

@@ -13,8 +13,8 @@ namespace pinflow::cli {
 /// The parsed arguments of `pinflow stream`.
 struct stream_arguments {
     std::vector<std::string> files;
-    bool stack = false;          ///< whether each file that a pattern matches is one row
-    bool seeds_nothing = false;  ///< --seed was given, and the order has no seed
+    bool stack = false;           ///< whether each file that a pattern matches is one row
+    bool is_seed_unused = false;  ///< --seed was given, but the order is sequential
     /// Includes the state of --load-state. Its order, seed and window apply unless flags set others.
     loader_options options;
     std::string save_state;  ///< a path; empty: the state is not saved

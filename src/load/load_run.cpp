@@ -58,8 +58,8 @@ void load_run::begin_pages() {
 
 // ---- threads ---------------------------------------------------------------------------------------------
 
-/// Starts threads until there are `count`: the first one, which starts others, so that the caller goes on.
-/// @throws system_failure if there is none, and the copy engine does not take their work.
+/// Starts the first of `count` threads, which starts the others, so that the caller does not wait for them.
+/// @throws system_failure if no thread could be started and the copy engine does not take their work.
 void load_run::start_threads(unsigned count) {
     {
         const std::scoped_lock lock(mutex_);

@@ -25,7 +25,7 @@ std::unique_ptr<own_descriptor> lock_writer(int descriptor, const std::string& p
                          std::make_error_code(std::errc::device_or_resource_busy));
 }
 
-/// @throws system_failure that says how to go on with a segment that exists.
+/// @throws system_failure if the segment exists; the message says how to open or remove it.
 void refuse_existing(const std::filesystem::path& file) {
     std::error_code none;
     if (!std::filesystem::exists(std::filesystem::symlink_status(file, none))) return;
