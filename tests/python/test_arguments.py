@@ -94,7 +94,8 @@ class SourceTest(Folder):
             loader = pinflow.Loader(tensor, order="sequential", batch=10, device="host")
             self.assertTrue(all(torch.equal(rows.torch(), tensor.detach()) for (rows,) in loader))
         self.assert_refused("dense tensor on the CPU", lambda: pinflow.Loader(values.to_sparse(), device="host"))
-        self.assert_refused("pinflow has no such type", lambda: pinflow.Loader(torch.empty(3, dtype=torch.complex32), device="host"))
+        halves = torch.empty(3, dtype=torch.complex32)
+        self.assert_refused("pinflow has no such type", lambda: pinflow.Loader(halves, device="host"))
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
     def test_pytorch_is_warned_of_memory_that_must_not_be_written(self):
