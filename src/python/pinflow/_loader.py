@@ -62,8 +62,14 @@ class Tensor(_native.Tensor):
             self._used_on(handle, owner)
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> NDArray[Any]:
-        """For numpy, which uses the array interface on the host. Raises on a GPU, as `numpy` does."""
-        array = self.numpy()
+        """For numpy, which uses the array interface on the host, except for types with padding. Raises on a GPU, as
+        `numpy` does."""
+        import numpy
+
+        self._refuse_gpu()
+        array = numpy.asarray(Interface(self._interface, self))
+        if array.dtype.kind == "V":
+            array = array.view(self.dtype)
         if dtype is not None and array.dtype != dtype:
             if copy is False:
                 raise ValueError(f"elements of {array.dtype} cannot be of {dtype} without a copy")
@@ -75,10 +81,13 @@ class Tensor(_native.Tensor):
         Only on the host. (With `route='direct'` it is the source's memory, and read-only.)"""
         import numpy
 
+        self._refuse_gpu()
+        array = numpy.asarray(self)  # by the array interface, or by __array__
+        return array.view(self.dtype) if array.dtype.kind == "V" else array
+
+    def _refuse_gpu(self) -> None:
         if self._gpu is not None:
             raise InvalidArgument(f"the tensor is on {self.device}: numpy needs host memory; use .torch() or .cupy()")
-        array = numpy.asarray(Interface(self._interface, self))
-        return array.view(self.dtype) if array.dtype.kind == "V" else array
 
     def torch(self) -> Any:
         """A PyTorch tensor of the same memory, for PyTorch's current stream. With `route='direct'` on the host it is the
