@@ -61,9 +61,9 @@ struct tensor_request {
     /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Empty: the type
     /// in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
-    /// Memory of the device for all elements in C order, aligned to the size of an element; used by the
-    /// load's own stream, so other work on this memory must have finished. After an error it may be half
-    /// written. Null: the load allocates memory.
+    /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
+    /// other work on this memory must have finished. After an error it may be half written. Null: the load
+    /// allocates memory.
     std::byte* destination = nullptr;
 };
 

@@ -59,7 +59,7 @@ class batch {
     template <typename T>
     std::span<const T> on_host(std::size_t index) const {
         check_on_host(index);
-        return {(*this)[index].template as<T>(), static_cast<std::size_t>((*this)[index].size())};
+        return {(*this)[index].template as<T>(), (*this)[index].size()};
     }
     /// The indices of the rows in the sources, in the order of the samples; in host memory. Valid while the
     /// lease lasts.

@@ -76,9 +76,10 @@ struct loader_options {
     /// unless that is less than 8). If memory is short it takes fewer, down to 2, and
     /// loader_report::slots_reason says so.
     unsigned slots = 0;
-    /// The most threads that gather rows at the same time, up to 1024. 0 means one for each core, fewer if
-    /// memory is short. A number above the core count raises oneTBB's limit for the process while the loader
-    /// lives. If the system starts fewer, the loader works with those; see loader_report::threads_reason.
+    /// The most threads that gather rows at the same time; more than 1024 count as 1024. 0 means one for each
+    /// core, fewer if memory is short. A number above the core count raises oneTBB's limit for the process
+    /// while the loader lives. If the system starts fewer, the loader works with those; see
+    /// loader_report::threads_reason.
     unsigned threads = 0;
     /// Budget for the memory that pinflow page-locks in this process, as pin_options::budget_bytes. Rows
     /// that do not fit are staged or read. If `route` is direct or copy, the constructor throws unsupported

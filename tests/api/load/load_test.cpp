@@ -261,6 +261,32 @@ TEST_CASE("load: a caller's memory receives a tensor") {
     });
 }
 
+TEST_CASE("load: a caller's memory may begin at any address") {
+    const temporary_folder folder;
+    const std::vector<model_tensor> tensors{random_tensor("large", dtype::of<float>(), {1'300'000}),
+                                            counting_tensor("cast", {300, 1000}),
+                                            random_tensor("small", dtype::of<float>(), {5})};
+    write_model(folder / "a.safetensors", tensors);
+    on_each_device([&](const device& device) {
+        const tensor_files files({folder / "a.safetensors"});
+        std::vector<tensor_request> requests{
+            {"large"}, {"cast", tensor_slice{1, 200, 700}, dtype::of<double>()}, {"small"}};
+        const loaded_tensors expected = files.load(requests, device);
+        const stream stream(device);
+        std::vector<device_buffer> memory;
+        for (std::size_t i = 0; i < requests.size(); ++i) {
+            memory.emplace_back(expected.tensors[i].size_bytes() + 8, stream);
+            requests[i].destination = memory.back().data() + 2 * i + 1;
+        }
+        stream.synchronize();
+        const loaded_tensors loaded = files.load(requests, device);
+        for (std::size_t i = 0; i < requests.size(); ++i) {
+            CHECK(loaded.tensors[i].data() == requests[i].destination);
+            CHECK(bytes_of(loaded.tensors[i]) == bytes_of(expected.tensors[i]));
+        }
+    });
+}
+
 TEST_CASE("load: tensors outlive their tensor_files and requests, and can be dropped on another thread") {
     const temporary_folder folder;
     const std::vector<model_tensor> tensors{random_tensor("w", dtype::of<float>(), {2'000'000}),
