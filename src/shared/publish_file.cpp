@@ -1,6 +1,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <utility>
@@ -80,34 +81,62 @@ class small_array final : public segment_content {
     shape_vector shape_;
 };
 
-/// Whether an array is a member of a .npz file. Its elements are streamed, which checks their CRC-32. As
-/// rows, a compressed one would also be inflated to other memory first.
-bool is_member(file_format format, const array_listing& listed) {
-    return format == file_format::npz && listed.dtype;
+/// A stored member of a .npz file: its rows are copied by all cores. Then it is read once more, to check its
+/// CRC-32.
+class stored_member final : public segment_content {
+ public:
+    stored_member(std::unique_ptr<segment_content> rows, std::unique_ptr<element_stream> elements)
+        : rows_(std::move(rows)), elements_(std::move(elements)) {}
+    const pinflow::dtype& dtype() const noexcept override { return rows_->dtype(); }
+    shape_vector shape() const override { return rows_->shape(); }
+    std::string copy(const copy_target& to) override {
+        std::string checksum = rows_->copy(to);
+        elements_->finish();
+        return checksum;
+    }
+
+ private:
+    std::unique_ptr<segment_content> rows_;
+    std::unique_ptr<element_stream> elements_;
+};
+
+/// How an array of a file is copied.
+enum class copy_way : std::uint8_t {
+    rows,      ///< by all cores
+    stored,    ///< as stored_member
+    elements,  ///< one after the other
+};
+
+copy_way way_of(file_format format, const array_listing& listed) {
+    if (format != file_format::npz || !listed.dtype) return copy_way::rows;
+    // as rows, a compressed member would be inflated to other memory first
+    return listed.mappable ? copy_way::stored : copy_way::elements;
 }
 
 /// @param name empty for the only array of a file.
 std::unique_ptr<segment_content> array_content(const std::string& path, const std::string& name,
-                                               bool is_streamed) {
-    if (is_streamed) return elements_content(path, name);
+                                               copy_way way) {
+    if (way == copy_way::elements) return elements_content(path, name);
     try {
-        return rows_content(name.empty() ? path : path + ":" + name);
+        auto rows = rows_content(name.empty() ? path : path + ":" + name);
+        if (way == copy_way::rows) return rows;
+        return std::make_unique<stored_member>(std::move(rows),
+                                               open_elements(path)->stream(name, stream_memory_bytes()));
     } catch (const unsupported&) {
         // it may have no axes, or be in Fortran order
         return elements_content(path, name);
     }
 }
 
-/// The content of the array NAME of a file. Lists the members of a .npz file, to see whether this is one.
+/// The content of the array NAME of a file. Lists the members of a .npz file, to see how this one is stored.
 std::unique_ptr<segment_content> named_array_content(const std::string& path, std::string name) {
-    bool is_streamed = false;
-    if (format_of(path) == file_format::npz) {
-        if (name.ends_with(".npy")) name.resize(name.size() - 4);
-        is_streamed = std::ranges::any_of(list_arrays(path), [&](const array_listing& each) {
-            return (each.name == name || each.name == name + ".npy") && is_member(file_format::npz, each);
-        });
-    }
-    return array_content(path, name, is_streamed);
+    if (format_of(path) != file_format::npz) return array_content(path, name, copy_way::rows);
+    if (name.ends_with(".npy")) name.resize(name.size() - 4);
+    const std::vector<array_listing> listed = list_arrays(path);
+    const auto found = std::ranges::find_if(
+        listed, [&](const array_listing& each) { return each.name == name || each.name == name + ".npy"; });
+    return array_content(path, name,
+                         found == listed.end() ? copy_way::rows : way_of(file_format::npz, *found));
 }
 
 }  // namespace
@@ -123,8 +152,7 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
     if (listed.empty()) throw invalid_argument(fmt::format("cannot publish '{}': it has no arrays", file));
     if (listed.size() == 1)
         return {publish_content(
-            name, *array_content(split.path, listed.front().name, is_member(format, listed.front())),
-            options)};
+            name, *array_content(split.path, listed.front().name, way_of(format, listed.front())), options)};
     std::vector<named_content> arrays;
     const std::shared_ptr<const element_file> opened = open_elements(split.path);
     for (const array_listing& each : listed) {
@@ -136,7 +164,7 @@ std::vector<segment_info> publish_file(std::string_view name, const std::string&
         if (is_small) {
             content = std::make_unique<small_array>(opened, split.path, each);
         } else {
-            content = array_content(split.path, each.name, is_member(format, each));
+            content = array_content(split.path, each.name, way_of(format, each));
         }
         arrays.emplace_back(each.name, std::move(content));
     }

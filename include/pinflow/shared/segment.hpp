@@ -101,9 +101,9 @@ std::vector<segment_info> publish_group(std::string_view name, std::span<const n
 /// Publishes the array FILE[:NAME], or all files that match a pattern as one array, as open_rows does. Unlike
 /// open_rows, it also takes arrays that have no axes or are in Fortran order, unless FILE is a pattern. The
 /// arrays of a file with several become NAME/ARRAY, as with publish_group. Compressed arrays are decoded
-/// straight into the segment: HDF5 chunks by all cores. .npz members are copied by one core, which checks
-/// their CRC-32 unless FILE is a pattern. Compressed ones in Fortran order, or of a pattern, are first
-/// inflated into other memory. Each array takes a descriptor meanwhile, those of more than 4 MiB a few.
+/// straight into the segment: HDF5 chunks by all cores, .npz members by one. But .npz members in Fortran
+/// order, or of a pattern, are first inflated into other memory. The CRC-32 of .npz members is checked,
+/// unless FILE is a pattern. Each array takes a descriptor meanwhile, those of more than 4 MiB a few.
 /// @throws as publish, publish_group and open.
 std::vector<segment_info> publish_file(std::string_view name, const std::string& file,
                                        const publish_options& options = {});
