@@ -17,7 +17,7 @@ namespace pinflow::detail {
 
 namespace {
 
-/// With 16 cores, this leaves one for the calling thread, which allocates memory and enqueues copies.
+/// More are not faster with 16 cores: the calling thread allocates memory and enqueues copies meanwhile.
 /// Measured for loads to a GPU from tmpfs.
 constexpr unsigned max_threads = 14;
 /// On the host device the calling thread reads up to this many bytes itself, because starting threads would

@@ -104,7 +104,7 @@ class load_run {
     unsigned running_ = 0;
     unsigned waiting_ = 0;  ///< threads that wait for a block
     std::chrono::steady_clock::time_point said_;
-    std::deque<std::thread> threads_;  ///< empty if it could not be started
+    std::deque<std::thread> threads_;  ///< an entry is empty if its thread could not start
 };
 
 }  // namespace pinflow::detail

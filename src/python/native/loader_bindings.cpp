@@ -52,7 +52,7 @@ std::vector<python_loader*>& live_loaders() {
     return all;
 }
 
-/// The loaders that run_elsewhere is destroying. end_all_loaders waits for them.
+/// The loaders that destroy_elsewhere is destroying. end_all_loaders waits for them.
 std::atomic<unsigned>& ending_elsewhere() {
     static auto& count = *new std::atomic<unsigned>(0);
     return count;
@@ -60,7 +60,7 @@ std::atomic<unsigned>& ending_elsewhere() {
 
 /// Destroys a loader on a new thread.
 template <typename Destroy>
-void run_elsewhere(Destroy destroy) noexcept {
+void destroy_elsewhere(Destroy destroy) noexcept {
     ++ending_elsewhere();
     try {
         std::thread([destroy] {
@@ -127,7 +127,7 @@ class python_loader {
                                has_ended->notify_all();
                            };
                            // a callback may run on a thread of the loader, which its destructor waits for
-                           if (python_callback::is_running()) return run_elsewhere(destroy);
+                           if (python_callback::is_running()) return destroy_elsewhere(destroy);
                            destroy();
                        }};
         }

@@ -310,7 +310,10 @@ def _absolute(text: str) -> str:
     """The path or pattern, for a process with another working directory."""
     if os.path.isabs(text):
         return text
-    folder = os.getcwd()
+    try:
+        folder = os.getcwd()
+    except OSError:  # it has been removed
+        return text
     if _native.is_pattern(text):
         folder = "".join(f"[{each}]" if each in "*?[" else each for each in folder)
     return os.path.join(folder, text)
@@ -431,9 +434,9 @@ def parts_of(arrays: Any) -> Tuple[Any, ...]:
         InvalidArgument: it is a single path, or cannot be iterated.
     """
     try:
-        parts = () if isinstance(arrays, (str, bytes, os.PathLike)) else tuple(arrays)
-    except TypeError:
-        parts = ()
-    if not parts and not isinstance(arrays, (builtins.list, tuple)):
+        parts = None if isinstance(arrays, (str, bytes, os.PathLike)) else iter(arrays)
+    except TypeError:  # such as an array without axes
+        parts = None
+    if parts is None:
         raise InvalidArgument(f"arrays are given as a list, not as {type(arrays).__name__}")
     return tuple(open(each) if isinstance(each, (str, bytes, os.PathLike)) else each for each in parts)
