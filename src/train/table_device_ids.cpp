@@ -74,6 +74,7 @@ void embedding_table::state::move_ranges(const table_step& step, detail::row_dir
     transfer.table = {others.data(), options.row_count - options.device_rows, layout.size_bytes,
                       options.device_rows};
     transfer.range = &ranges[1];
+    transfer.is_ascending = true;
     transfer.blocks = detail::default_blocks(call);
     move(std::as_const(transfer));
 }

@@ -58,20 +58,18 @@ std::uint64_t numbers_bytes(std::uint64_t count) noexcept {
 /// scatters at the same time".
 row_pace pace_of(const row_transfer& transfer, unsigned lanes, std::uint64_t rows_in_flight) noexcept {
     const bool stays_on_device = transfer.blocks == 0;
-    if (!transfer.order.sorted || transfer.table.by_address || stays_on_device) return {};
+    const bool is_ascending = transfer.order.sorted || transfer.is_ascending;
+    if (!is_ascending || transfer.table.by_address || stays_on_device) return {};
     constexpr std::uint64_t min_turns = 16;
     const std::uint64_t gather_rows = std::uint64_t{8} * gather_threads(true) / lanes * rows_at_once;
-    const std::uint64_t rows = transfer.end - transfer.begin;
-    if (rows < min_turns * gather_rows) return {};
-    const std::uint64_t table_bytes = transfer.table.row_count * transfer.table.row_size_bytes;
-    // A kernel publishes where its first block is. With less than half of a gather's rows in flight as the
-    // lead, both could wait for each other.
-    const std::uint64_t rows_of_lead = std::max(rows / 256, gather_rows / 2);
-    const auto lead_share = static_cast<double>(rows_of_lead) / static_cast<double>(rows);
+    const std::uint64_t min_rows = min_turns * gather_rows;
+    if (transfer.end - transfer.begin < min_rows) return {};
     // each time about as long as the rows in flight take at 50 GB/s
     constexpr std::uint64_t bytes_of_ns = 50;
     const std::uint64_t max_ns = rows_in_flight * transfer.table.row_size_bytes / bytes_of_ns;
-    return {static_cast<std::uint64_t>(lead_share * static_cast<double>(table_bytes)), table_bytes / 3,
+    // A kernel publishes where its first block is. With less than half of a gather's rows in flight as the
+    // lead, both could wait for each other.
+    return {min_rows, gather_rows / 2, transfer.table.row_count * transfer.table.row_size_bytes,
             static_cast<unsigned>(max_ns / row_pace::nap_ns + 1)};
 }
 

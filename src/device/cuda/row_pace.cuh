@@ -18,8 +18,19 @@ static __device__ unsigned long long begun_rows[2];
 
 using begun_row = ::cuda::atomic_ref<unsigned long long, ::cuda::thread_scope_device>;
 
-/// Publishes `row`, then waits while this kernel leads the other direction as row_pace says.
-inline __device__ void publish_and_wait(const row_launch& launch, direction own, const unsigned char* row) {
+/// How far a kernel that moves `row_count` rows leads the other direction when it begins to wait, in bytes
+/// between the addresses of rows. 0: it does not keep pace.
+inline __device__ std::uint64_t min_lead_bytes(const row_pace& pace, std::uint64_t row_count) {
+    if (pace.max_naps == 0 || row_count < pace.min_rows) return 0;
+    constexpr std::uint64_t max_leads = 256;  // in a kernel
+    const std::uint64_t rows = max(row_count / max_leads, pace.min_lead_rows);
+    return static_cast<std::uint64_t>(static_cast<double>(pace.table_bytes) / static_cast<double>(row_count) *
+                                      static_cast<double>(rows));
+}
+
+/// Publishes `row`, then waits while this kernel leads the other direction by `min_lead_bytes` or more.
+inline __device__ void publish_and_wait(const row_launch& launch, direction own, const unsigned char* row,
+                                        std::uint64_t min_lead_bytes) {
     constexpr auto relaxed = ::cuda::memory_order_relaxed;
     const auto at = reinterpret_cast<std::uintptr_t>(row);
     const auto index = static_cast<unsigned>(own);
@@ -28,16 +39,16 @@ inline __device__ void publish_and_wait(const row_launch& launch, direction own,
     for (unsigned naps = 0; naps < launch.pace.max_naps; ++naps) {
         const std::uint64_t other_at = other.load(relaxed);
         const bool leads = other_at >= reinterpret_cast<std::uintptr_t>(launch.transfer.table.rows) &&
-                           other_at + launch.pace.min_lead_bytes <= at;
-        if (!leads || at - other_at > launch.pace.max_lead_bytes) return;
+                           other_at + min_lead_bytes <= at;
+        if (!leads || at - other_at > launch.pace.table_bytes / 3) return;
         __nanosleep(row_pace::nap_ns);
     }
 }
 
 /// Called by the threads of a group before they begin with the row at `row` of the table.
 inline __device__ void keep_pace(const row_launch& launch, direction own, unsigned lane,
-                                 const unsigned char* row) {
-    if (lane == 0) publish_and_wait(launch, own, row);
+                                 const unsigned char* row, std::uint64_t min_lead_bytes) {
+    if (lane == 0) publish_and_wait(launch, own, row, min_lead_bytes);
     const unsigned group_in_warp = threadIdx.x % warpSize - lane;
     __syncwarp((~0U >> (warpSize - launch.lanes)) << group_in_warp);
 }

@@ -84,15 +84,15 @@ __device__ void move_rows(const row_launch& launch, Mover mover) {
     const unsigned lane = threadIdx.x % launch.lanes;
     const std::uint64_t group = thread_number() / launch.lanes;
     const std::uint64_t groups = thread_count() / launch.lanes;
+    const std::uint64_t min_lead = min_lead_bytes(launch.pace, end - begin);
     for (std::uint64_t first = begin + group * rows_at_once; first < end; first += groups * rows_at_once) {
-        if (launch.pace.max_naps != 0)
-            keep_pace(launch, Mover::own_direction, lane, row_of_table(work, first));
+        if (min_lead != 0) keep_pace(launch, Mover::own_direction, lane, row_of_table(work, first), min_lead);
         const auto begin_row = [&](unsigned k) {
             return first + k < end ? mover.begin_row(k, first + k) : 0;
         };
         move_some(mover, begin_row, launch.lanes, lane);
     }
-    if (launch.pace.max_naps != 0 && blockIdx.x == 0) end_pace(Mover::own_direction);
+    if (min_lead != 0 && blockIdx.x == 0) end_pace(Mover::own_direction);
 }
 
 /// Moves rows whose size and addresses on both sides are multiples of 16 bytes.

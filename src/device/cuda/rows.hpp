@@ -25,9 +25,10 @@ inline constexpr unsigned rows_at_once = 4;
 struct row_pace {
     static constexpr unsigned nap_ns = 250;
 
-    std::uint64_t min_lead_bytes = 0;  ///< waits from this lead on
-    std::uint64_t max_lead_bytes = 0;  ///< but not beyond this one: the other kernel would take too long
-    unsigned max_naps = 0;             ///< each time; 0: the kernel does not keep pace
+    std::uint64_t min_rows = 0;       ///< a kernel that moves fewer rows does not keep pace
+    std::uint64_t min_lead_rows = 0;  ///< waits from this lead on, or a 256th of its rows if that is more
+    std::uint64_t table_bytes = 0;    ///< but not beyond a third of it: the other kernel would take too long
+    unsigned max_naps = 0;            ///< each time; 0: the kernel does not keep pace
 };
 
 /// Arguments of a kernel. A group of `lanes` threads moves a row, 16 bytes per thread at a time. `lanes` is a

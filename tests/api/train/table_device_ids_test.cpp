@@ -286,7 +286,7 @@ TEST_CASE("embedding table: leases of ids in device memory on two streams commit
 }
 
 TEST_CASE("embedding table: many ids in device memory are fetched while other rows are written back") {
-    constexpr std::size_t id_count = sanitized ? 2000 : 70'000;
+    constexpr std::size_t id_count = sanitized ? 2000 : 160'000;
     on_each_device([&](const device& device) {
         embedding_options options = options_for(id_count, id_count);
         options.look_ahead = 1;
