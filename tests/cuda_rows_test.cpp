@@ -273,9 +273,9 @@ TEST_CASE("cuda rows: an even number of blocks gathers aligned rows in pairs if 
         CHECK(launched_in_pairs(row_bytes, 10'000, 3) == 0);
         CHECK(launched_in_pairs(row_bytes, 10'000, 0, 8) == 0);
     }
-    // an even number is asked for, but there is work for three blocks, each of 256 rows
-    CHECK(launched_in_pairs(64, 700, 4) == 0);
-    CHECK(launched_in_pairs(64, 700, 2) == has_clusters);
+    // an even number is asked for, but there is work for three blocks, each of 224 rows
+    CHECK(launched_in_pairs(64, 600, 4) == 0);
+    CHECK(launched_in_pairs(64, 600, 2) == has_clusters);
 }
 
 TEST_CASE(

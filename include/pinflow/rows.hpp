@@ -165,8 +165,8 @@ struct row_exchange_options {
     /// As pin_options::limit.
     pinflow::pin_limit pin_limit = pinflow::pin_limit::memory;
     /// Thread blocks that copy rows on the direct and hybrid routes, on CUDA. 0 lets the planner choose.
-    /// Scatter blocks have 256 threads; gather blocks have 1024, or 512 if an address or size is not a
-    /// multiple of 16 bytes. If the GPU has thread block clusters, an even number of 1024-thread blocks is
+    /// Scatter blocks have 256 threads; gather blocks have 896, or 512 if an address or size is not a
+    /// multiple of 16 bytes. If the GPU has thread block clusters, an even number of 896-thread blocks is
     /// launched in clusters of two. Such a launch waits while no two neighbouring SMs are free.
     /// A launch of an odd number of blocks is without clusters and needs no such pair.
     unsigned blocks = 0;

@@ -11,8 +11,9 @@ namespace pinflow::detail::cuda {
 inline constexpr unsigned row_threads = 256;
 /// Threads per block of gather_rows. These threads mostly wait for the link: large blocks occupy fewer SMs
 /// and leave more of them to other kernels. Unaligned rows need more registers, so their blocks are smaller.
+/// With blocks of 1024, gathers beside scatters are slower: samples/bench/NOTEBOOK.md, "Blocks".
 constexpr unsigned gather_threads(bool aligned) {
-    return aligned ? 1024 : 512;
+    return aligned ? 896 : 512;
 }
 
 /// Rows that a group of threads has in flight.
