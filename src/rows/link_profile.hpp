@@ -101,12 +101,14 @@ struct link_profile {
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
     std::uint64_t min_staging_bytes = 256 << 10;    ///< smaller staging buffers are used only if required
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables of more bytes are large
-    unsigned usual_blocks = 8;        ///< for scatters, and for gathers of rows below min_long_bytes
-    unsigned long_gather_blocks = 4;  ///< for gathers of rows of min_long_bytes and more
-    /// Only scatters of shorter rows to large tables are busy. With longer rows, more blocks are not faster,
-    /// and take the link from gathers that run at the same time.
-    std::uint64_t min_usual_scatter_bytes = 1536;
-    // kernels that wait longer for each byte: of unaligned rows, of sums, of scatters to large tables
+    unsigned usual_blocks = 8;                                 ///< for shorter rows than the next two
+    unsigned long_gather_blocks = 4;   ///< for gathers of rows of min_long_bytes and more
+    unsigned long_scatter_blocks = 7;  ///< for scatters of rows of min_long_scatter_bytes and more
+    /// With longer rows, more blocks are not faster, and take the link from gathers that run at the same
+    /// time.
+    std::uint64_t min_long_scatter_bytes = 1536;
+    // kernels that wait longer for each byte: of unaligned rows, of sums, of scatters of short rows to large
+    // tables
     unsigned busy_blocks = 32;        ///< if the table is not large
     unsigned busy_large_blocks = 16;  ///< if it is large
     unsigned busy_long_blocks = 8;    ///< for rows of min_long_bytes and more, in any table

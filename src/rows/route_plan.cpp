@@ -22,9 +22,9 @@ transfer_plan plan_of(const call_route& chosen, const call_facts& call) {
 unsigned default_blocks(const call_facts& call) noexcept {
     if (!call.is_aligned) return busy_blocks(call);
     if (call.is_scatter) {
-        const bool is_busy = call.table_bytes > thresholds.large_table_bytes &&
-                             call.row_bytes < thresholds.min_usual_scatter_bytes;
-        return is_busy ? busy_blocks(call) : thresholds.usual_blocks;
+        if (call.row_bytes >= thresholds.min_long_scatter_bytes) return thresholds.long_scatter_blocks;
+        const bool is_large = call.table_bytes > thresholds.large_table_bytes;
+        return is_large ? busy_blocks(call) : thresholds.usual_blocks;
     }
     const bool is_long = call.row_bytes >= thresholds.min_long_bytes;
     return is_long ? thresholds.long_gather_blocks : thresholds.usual_blocks;
