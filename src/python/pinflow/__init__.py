@@ -18,7 +18,8 @@ from typing import Dict as _Dict
 from typing import List as _List
 
 from . import _native
-from ._arrays import Array, RowSource, concatenate, list, open, save, stack
+from ._arrays import Array, list, open, save
+from ._batch import Batch, Tensor
 from ._embedding import EmbeddingTable
 from ._embedding_lease import EmbeddingLease
 from ._errors import (
@@ -38,9 +39,10 @@ from ._errors import (
     Unsupported,
 )
 from ._load import DeviceTensor, load_file, load_files
-from ._loader import Batch, Loader, Report, Tensor
+from ._loader import Loader, Report
 from ._safe_open import safe_open
 from ._save import save_file
+from ._sources import RowSource, concatenate, stack
 from ._table import RowTable
 from ._tool import convert
 from ._train import FlatParameters

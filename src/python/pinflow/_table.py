@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
-from ._arrays import Array, bytes_of, elements_of, native_of, numpy_type, whole_numbers
+from ._arrays import Array, bytes_of, elements_of, numpy_type, whole_numbers
 from ._errors import InvalidArgument, Unsupported
+from ._sources import native_of
 from ._streams import consumer_stream
 
 if TYPE_CHECKING:

@@ -1,0 +1,142 @@
+"""Where rows come from: arrays, paths, tensors, objects of one's own, and several of them as one array."""
+
+from __future__ import annotations
+
+import os
+import sys
+from numbers import Integral, Number
+from typing import TYPE_CHECKING, Any, Iterable, Optional, Protocol, Tuple
+
+from . import _native
+from ._arrays import BEYOND_NUMPY, Array, bytes_of, elements_of, open, spelling_of
+from ._errors import InvalidArgument
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    AnyArray = NDArray[Any]
+
+
+class RowSource(Protocol):
+    """Rows that a Python object reads: any object with these three members. It need not be a subclass.
+
+        class Squares:
+            dtype = "float32"
+            shape = (1000, 3)                                   # 1000 rows of 3 elements
+
+            def read_rows(self, ids, out):
+                rows = numpy.frombuffer(out, numpy.float32).reshape(len(ids), 3)
+                rows[:] = numpy.asarray(ids)[:, None] ** 2      # write all of `out`: it is not zeroed
+
+    Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, ahead of the consumer, and
+    again for the same rows in later epochs. To tell whether the data is the same, `state_dict` and `load_state_dict`
+    call it for up to 16 rows. An exception that it raises ends the loop over the loader, which raises it (RuntimeError
+    for StopIteration). If a call never returns, `Loader.close` does not return either, and Python does not end.
+    """
+
+    @property
+    def dtype(self) -> Any:
+        """The type of the elements, little-endian: a numpy.dtype, or what numpy.dtype takes."""
+
+    @property
+    def shape(self) -> Tuple[int, ...]:
+        """The number of rows, and the shape of one."""
+
+    def read_rows(self, ids: memoryview, out: memoryview) -> None:
+        """Writes the rows of `ids` (unsigned 64-bit numbers) to `out` (bytes), one after the other. Both belong to
+        this call: what is written to `out` afterwards has no effect."""
+
+
+def concatenate(arrays: Iterable[Any]) -> Array:
+    """One array with the rows of several, in their order. Only compressed members of .npz files, which are decoded, and
+    numpy arrays that are not contiguous are copied."""
+    parts = parts_of(arrays)
+    return Array(_native.concatenate([native_of(each) for each in parts], False), (concatenate, (parts,)), parts)
+
+
+def stack(arrays: Iterable[Any]) -> Array:
+    """One array of which each of `arrays` is one row. Copies what `concatenate` copies."""
+    parts = parts_of(arrays)
+    return Array(_native.concatenate([native_of(each) for each in parts], True), (stack, (parts,)), parts)
+
+
+def native_of(source: Any, label: str = "") -> _native.Array:
+    """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource. Messages
+    call it `label`."""
+    if isinstance(source, Array):
+        return source._array
+    if isinstance(source, (str, bytes, os.PathLike)):
+        return open(source)._array
+    if hasattr(source, "read_rows"):
+        return _native_of_rows(source, label)
+    if isinstance(source, (list, tuple, dict, set)):
+        raise InvalidArgument(f"a source is a path, an array or a RowSource, not a {type(source).__name__}: give "
+                              "several as separate arguments, and numbers as a numpy array")
+    import numpy
+
+    spelling = None
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(source, torch.Tensor):
+        source, spelling = _elements_of_torch(torch, source)
+    elements = elements_of(source)
+    if elements.dtype.hasobject and isinstance(source, numpy.ndarray):
+        raise InvalidArgument("an array of Python objects cannot be a source: give it a dtype of numbers or of "
+                              "characters")
+    if elements.dtype.hasobject or not isinstance(source, numpy.generic) and isinstance(source, Number):
+        raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
+                              f"{type(source).__name__}")
+    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
+    if contiguous.dtype.names is not None:
+        raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
+    return _native.array_of_buffer(bytes_of(contiguous), spelling or spelling_of(contiguous.dtype),
+                                   list(contiguous.shape), label)
+
+
+def _elements_of_torch(torch: Any, tensor: Any) -> Tuple[AnyArray, Optional[str]]:
+    """The elements of a tensor on the CPU, and how the library spells their type if numpy lacks it."""
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise InvalidArgument(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be a source: give a dense "
+                              "tensor on the CPU")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    spelling = str(plain.dtype)[len("torch."):]
+    if spelling not in BEYOND_NUMPY:
+        try:
+            return plain.numpy(), None
+        except (TypeError, RuntimeError):
+            raise InvalidArgument(f"a tensor of {tensor.dtype} cannot be a source: pinflow has no such type") from None
+    same_size = torch.uint8 if BEYOND_NUMPY[spelling] == 1 else torch.int16
+    return plain.contiguous().view(same_size).numpy(), spelling
+
+
+def _native_of_rows(source: Any, label: str) -> _native.Array:
+    """The native array of a RowSource."""
+    if not callable(source.read_rows):
+        raise InvalidArgument(f"read_rows of a source of rows is a method, not {source.read_rows!r}")
+    shape = source.shape
+    if not isinstance(shape, tuple):
+        raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shape!r}")
+    for length in shape:
+        if isinstance(length, bool) or not isinstance(length, Integral) or not 0 <= int(length) < 1 << 63:
+            raise InvalidArgument(f"the lengths in the shape of a source of rows are whole numbers from 0 to 2**63 - 1, "
+                                  f"not {length!r}")
+    try:
+        spelling = spelling_of(source.dtype)
+    except (TypeError, ValueError):
+        raise InvalidArgument("the dtype of a source of rows is what numpy.dtype takes, or a name such as 'bfloat16', not "
+                              f"{source.dtype!r}") from None
+    return _native.array_of_source(source, spelling, [int(each) for each in shape], label)
+
+
+def parts_of(arrays: Any) -> Tuple[Any, ...]:
+    """The arrays to be joined; those given by paths are opened.
+
+    Raises:
+        InvalidArgument: it is a single path, or cannot be iterated.
+    """
+    try:
+        parts = None if isinstance(arrays, (str, bytes, os.PathLike)) else iter(arrays)
+    except TypeError:  # such as an array without axes
+        parts = None
+    if parts is None:
+        raise InvalidArgument(f"arrays are given as a list, not as {type(arrays).__name__}")
+    return tuple(open(each) if isinstance(each, (str, bytes, os.PathLike)) else each for each in parts)
