@@ -35,7 +35,10 @@ npz_member begin_npz_member(const zip_entry& entry, const read_bytes& read, std:
     // the parser of the header does not know the member's name
     const auto naming_member = [&](auto parse) {
         const auto sentence = [&](const error& failure) {
-            return fmt::format("the member {}: {}", quote(entry.name), failure.what());
+            const bool is_of_torch = entry.name.ends_with("/data.pkl");
+            return fmt::format(
+                "the member {}: {}{}", quote(entry.name), failure.what(),
+                is_of_torch ? ". torch.save writes such members: save the tensors as safetensors" : "");
         };
         try {
             return parse();

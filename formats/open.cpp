@@ -56,9 +56,21 @@ bool is_hdf5(const input_file& file) {
     return false;
 }
 
+/// What a file of no known format may be, as the end of a message.
+std::string_view guess_of(std::string_view head) {
+    if (head.starts_with("version https://git-lfs"))
+        return ". It is a pointer of Git LFS: fetch the file itself with `git lfs pull`";
+    if (head.starts_with('{'))
+        return ". If it is the index of several safetensors files, open the files that it names";
+    if (head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)
+        return ". It may be a Python pickle: save its arrays as .npz or safetensors";
+    return "";
+}
+
 file_format format_of_file(const input_file& file) {
     constexpr std::string_view npy_magic = "\x93NUMPY";
-    const std::string head = read_text(file, 0, 9);
+    const std::string text = read_text(file, 0, 32);
+    const std::string head = text.substr(0, 9);
     if (head.empty()) throw format_error(fmt::format("cannot open '{}': the file is empty", file.path()));
     if (head.starts_with(npy_magic) || npy_magic.starts_with(head)) return file_format::npy;
     if (head.starts_with("PK\x03\x04") || head.starts_with("PK\x05\x06")) return file_format::npz;
@@ -68,8 +80,8 @@ file_format format_of_file(const input_file& file) {
     }
     if (is_hdf5(file)) return file_format::hdf5;
     throw format_error(
-        fmt::format("cannot open '{}': it is no .npy, .npz, safetensors or HDF5 file; it begins with {}",
-                    file.path(), quote(head.substr(0, 8))));
+        fmt::format("cannot open '{}': it is no .npy, .npz, safetensors or HDF5 file; it begins with {}{}",
+                    file.path(), quote(head.substr(0, 8)), guess_of(text)));
 }
 
 array_listing list_npy(const std::filesystem::path& path) {

@@ -161,6 +161,11 @@ TEST_CASE("open: a damaged beginning is reported by the reader that knows most a
         {"hello\n", R"(it begins with 'hello\n')"},
         {"\x93NUMPX\1", R"(it begins with '\x93NUMPX\x01')"},
         {"PK\x01\x02", R"(it begins with 'PK\x01\x02')"},
+        {"version https://git-lfs.github.com/spec/v1\n",
+         "begins with 'version '. It is a pointer of Git LFS"},
+        {R"({"metadata": {}, "weight_map": {}})", "open the files that it names"},
+        {"\x80\x02}q", "It may be a Python pickle"},
+        {"\x80", R"(it begins with '\x80')"},
     };
     for (const auto& [content, part] : table) {
         CAPTURE(content);
