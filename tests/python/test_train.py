@@ -299,9 +299,27 @@ class FlatParametersTest(unittest.TestCase):
             pinflow.FlatParameters([torch.nn.Parameter(torch.zeros(3, dtype=torch.complex64))])
         with self.assertRaisesRegex(pinflow.InvalidArgument, "requires a gradient"):
             pinflow.FlatParameters(model.requires_grad_(False).parameters())
-        for state in ({}, {"pinflow": None, "rates": [0.1]}):
-            with self.assertRaises(pinflow.InvalidArgument):
+        floats = {"pinflow": torch.zeros(100), "rates": [0.1]}
+        for state in ({}, {"pinflow": None, "rates": [0.1]}, floats, None):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "no state of pinflow.FlatParameters"):
                 pinflow.FlatParameters(model_on("cpu").parameters()).load_state_dict(state)
+
+    def test_the_error_of_a_state_names_no_file(self):
+        state = pinflow.FlatParameters(model_on("cpu").parameters()).state_dict()
+        other = pinflow.FlatParameters([torch.nn.Parameter(torch.zeros(3))])
+        with self.assertRaisesRegex(pinflow.StateMismatch, "^the state has "):
+            other.load_state_dict(state)
+        state["pinflow"] = state["pinflow"][:-1]
+        with self.assertRaisesRegex(pinflow.FormatError, "cannot open the state: "):
+            other.load_state_dict(state)
+
+    def test_the_error_of_a_replaced_gradient_says_what_keeps_it(self):
+        model = torch.nn.Linear(3, 1)
+        optimizer = pinflow.FlatParameters(model.parameters())
+        model.zero_grad()
+        model(torch.ones(1, 3)).sum().backward()
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "zero_grad of the optimizer, not of the model"):
+            optimizer.step()
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import tempfile
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
-from ._errors import InvalidArgument, Unsupported
+from ._errors import Error, InvalidArgument, Unsupported
 from ._streams import consumer_stream
 
 _TYPES = {"torch.float32": "<f4", "torch.float64": "<f8", "torch.float16": "<f2", "torch.bfloat16": "bfloat16"}
@@ -327,7 +327,11 @@ class FlatParameters:
     def check_views(self) -> None:
         """Raises InvalidArgument if a parameter or gradient is no view of the buffers any more."""
         gradients = [0 if each.grad is None else each.grad.data_ptr() for each in self._parameters]
-        self._flat.check_views([each.data_ptr() for each in self._parameters], gradients)
+        try:
+            self._flat.check_views([each.data_ptr() for each in self._parameters], gradients)
+        except InvalidArgument as failure:
+            raise InvalidArgument(f"{failure}. Call zero_grad of the optimizer, not of the model, and make the optimizer "
+                                  "after the model has been moved or cast") from None
 
     @property
     def steps(self) -> int:
@@ -361,7 +365,8 @@ class FlatParameters:
         self._flat.load(os.fspath(path), self._stream())
 
     def state_dict(self) -> Dict[str, Any]:
-        """The parameters, the state and the rates, for torch.save. The bytes of a `save` are a tensor in it."""
+        """The parameters, the state and the rates, for torch.save. The bytes of a `save` are a tensor in it: they pass
+        through a file in the folder for temporary files (TMPDIR)."""
         import torch
 
         with tempfile.TemporaryDirectory() as folder:
@@ -377,14 +382,22 @@ class FlatParameters:
         parameters or the rule differ."""
         import torch
 
-        rates = state_dict.get("rates", ())
-        if not isinstance(state_dict.get("pinflow"), torch.Tensor) or len(rates) != len(self.param_groups):
+        given: Dict[str, Any] = state_dict if isinstance(state_dict, dict) else {}
+        state: Any = given.get("pinflow")
+        rates = given.get("rates", ())
+        is_state = isinstance(state, torch.Tensor) and state.dtype == torch.uint8 and state.dim() == 1
+        if not is_state or len(rates) != len(self.param_groups):
             raise InvalidArgument(f"this is no state of pinflow.FlatParameters with {len(self.param_groups)} groups")
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "state")
-            with open(path, "wb") as file:
-                file.write(memoryview(state_dict["pinflow"].cpu().numpy()))
+        descriptor = os.memfd_create("state of pinflow.FlatParameters")
+        path = f"/proc/self/fd/{descriptor}"
+        try:
+            with open(descriptor, "wb", closefd=False) as file:
+                file.write(memoryview(state.cpu().contiguous().numpy()))
             self.load(path)
+        except Error as failure:
+            raise type(failure)(str(failure).replace(f"'{path}'", "the state")) from None
+        finally:
+            os.close(descriptor)
         for number, group in enumerate(self.param_groups):
             group["lr"] = rates[number]
             initial = state_dict.get("initial_rates", [None] * len(rates))[number]
