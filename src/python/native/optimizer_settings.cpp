@@ -1,8 +1,12 @@
 #include "src/python/native/optimizer_settings.hpp"
 
+#include <fmt/format.h>
+
+#include <algorithm>
 #include <string_view>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "pinflow/error.hpp"
 
@@ -82,11 +86,24 @@ void read_rest(settings_reader& reader, asgd& settings) {
     reader.take("t0", settings.average_from);
 }
 
+/// The names of all rules, each once: "sgd, adagrad, ...".
+template <std::size_t... Index>
+std::string rule_names(std::index_sequence<Index...>) {
+    std::vector<std::string> names;
+    const auto add = [&](std::string_view name) {
+        const std::string known(name.substr(0, name.find('/')));
+        if (std::ranges::find(names, known) == names.end()) names.push_back(known);
+    };
+    (add(rule_name(optimizer(std::in_place_index<Index>))), ...);
+    return fmt::format("{}", fmt::join(names, ", "));
+}
+
 /// The settings of the first rule of that name from alternative `Index` on.
 template <std::size_t Index>
 optimizer first_of(const std::string& rule, const numbers_by_name& numbers) {
     if constexpr (Index == std::variant_size_v<optimizer>) {
-        throw invalid_argument("there is no rule '" + rule + "'");
+        const auto all = std::make_index_sequence<std::variant_size_v<optimizer>>();
+        throw invalid_argument(fmt::format("there is no rule '{}': there are {}", rule, rule_names(all)));
     } else {
         std::variant_alternative_t<Index, optimizer> settings;
         const std::string_view name = rule_name(settings);
