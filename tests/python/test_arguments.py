@@ -110,6 +110,49 @@ class SourceTest(Folder):
             self.assertEqual(len([each for each in caught if "must not be written to" in str(each.message)]), count)
 
 
+class TableTest(Folder):
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
+    def test_tensors_of_pytorch_are_tables(self):
+        import torch
+
+        for dtype in (torch.float32, torch.bfloat16):
+            values = torch.nn.Parameter(torch.arange(12.0).reshape(4, 3).to(dtype))
+            table = pinflow.RowTable(values, device="host")
+            expected = values.detach()[[3, 0]].clone()
+            self.assertTrue(torch.equal(torch.as_tensor(table.gather([3, 0])), expected))
+            table.scatter([1], torch.full((1, 3), 9.0, dtype=dtype))
+            table.scatter([2], [[7, 7, 8]])
+            self.assertEqual(values[1:3].tolist(), [[9, 9, 9], [7, 7, 8]])
+        complex_values = torch.ones(2, 3, dtype=torch.complex64)
+        for not_contiguous in (complex_values.t(), complex_values.conj()):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "contiguous"):
+                pinflow.RowTable(not_contiguous, device="host")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
+    def test_tensors_of_pytorch_are_saved(self):
+        import torch
+
+        path = self.path("tensor.npy")
+        values = torch.arange(6.0).reshape(2, 3)
+        for tensor in (torch.nn.Parameter(values), values.t(), torch.complex(values, values).conj()):
+            pinflow.save(path, tensor)
+            np.testing.assert_array_equal(np.load(path), tensor.detach().resolve_conj().numpy())
+        pinflow.save(path, values.bfloat16())
+        self.assertEqual(np.load(path).view(np.uint16).tolist(), values.bfloat16().view(torch.uint16).tolist())
+
+    def test_a_device_has_the_same_names_everywhere(self):
+        made = [lambda device: pinflow.Loader(numbered(), device=device),
+                lambda device: pinflow.RowTable(numbered(), device=device)]
+        for make in made:
+            for device in ("cpu", "host"):
+                self.assertEqual(make(device).device, "host")
+            for device in ("gpu", "cuda:x", "cuda:-1", None, True, ["cpu"]):
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is auto, host or cpu, cuda, cuda:N"):
+                    make(device)
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is host or cpu"):
+            pinflow.load_file(self.saved(), device="auto")
+
+
 class CallbackTest(unittest.TestCase):
     def test_stop_iteration_does_not_end_an_epoch(self):
         def stop(ids):

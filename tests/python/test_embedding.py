@@ -114,8 +114,9 @@ class EmbeddingTableTest(unittest.TestCase):
                     self.assertEqual(tuple(rows.shape), (2, 2, 3))
                     self.assertTrue(torch.equal(rows.cpu().view(4, 3), table.weights([1, 2, 3, 1])))
                 module.eval()
-                rows = module([5])
-                self.assertFalse(rows.requires_grad)
+                self.assertFalse(module([5]).requires_grad)
+                module.train().requires_grad_(False)
+                self.assertFalse(module([5]).requires_grad)
                 self.assertEqual(table.gradients, [])
 
     def test_fetch_and_commit_by_hand_with_prefetch(self):

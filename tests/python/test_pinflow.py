@@ -268,7 +268,7 @@ class LoaderTest(Folder):
 
     def test_wrong_arguments_are_named(self):
         for arguments in ({"batch": 0}, {"batch": 1.5}, {"batch": -1}, {"batch": None}, {"seed": -1}, {"memory": "1G"},
-                          {"device": "gpu"}, {"tail": "keep"}, {"route": "fast"}, {"device": 0}, {"epochs": True}):
+                          {"device": "gpu"}, {"tail": "keep"}, {"route": "fast"}, {"device": None}, {"epochs": True}):
             with self.assertRaises(ValueError) as raised:
                 pinflow.Loader(numbered(), **{"device": "host", **arguments})
             (name, value), = arguments.items()

@@ -6,6 +6,7 @@ import ast
 import builtins
 import importlib
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
@@ -233,6 +234,37 @@ def elements_of(array: Any) -> AnyArray:
     return numpy.asarray(array)
 
 
+def typed_elements(array: Any) -> Tuple[AnyArray, str]:
+    """A numpy array of what numpy can view, or of a tensor of PyTorch, and how the library spells its type. If numpy
+    lacks the type, the elements are whole numbers of the same size.
+
+    Raises:
+        InvalidArgument: it is masked, or a tensor that is not dense, not on the CPU, or of a type that pinflow lacks.
+    """
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(array, torch.Tensor):
+        return _elements_of_torch(torch, array)
+    elements = elements_of(array)
+    return elements, spelling_of(elements.dtype)
+
+
+def _elements_of_torch(torch: Any, tensor: Any) -> Tuple[AnyArray, str]:
+    if tensor.layout != torch.strided or tensor.device.type != "cpu":
+        raise InvalidArgument(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be used as an array: give a "
+                              "dense tensor on the CPU")
+    plain = tensor.detach().resolve_conj().resolve_neg()
+    spelling = str(plain.dtype)[len("torch."):]
+    if spelling not in BEYOND_NUMPY:
+        try:
+            elements = plain.numpy()
+        except (TypeError, RuntimeError):
+            raise InvalidArgument(f"a tensor of {tensor.dtype} cannot be used as an array: pinflow has no such "
+                                  "type") from None
+        return elements, spelling_of(elements.dtype)
+    same_size = torch.uint8 if BEYOND_NUMPY[spelling] == 1 else torch.int16
+    return plain.view(same_size).numpy(), spelling
+
+
 def bytes_of(array: AnyArray) -> AnyArray:
     """The bytes of a contiguous array, for the buffer protocol. As uint8, because numpy exports no dates by it."""
     import numpy
@@ -299,17 +331,17 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
-    of that name is replaced."""
+    or symbolic link of that name is replaced."""
     import numpy
 
     text = path_text(path)
     if not text.endswith(".npy"):
         raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
-    elements = elements_of(array)
+    elements, spelling = typed_elements(array)
     contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     dtype = contiguous.dtype
     if dtype.hasobject:
         raise InvalidArgument("arrays of Python objects cannot be saved")
     if dtype.names is not None:
         raise InvalidArgument("structured arrays cannot be saved yet; save each field")
-    _native.save_npy(text, bytes_of(contiguous), spelling_of(dtype), builtins.list(contiguous.shape))
+    _native.save_npy(text, bytes_of(contiguous), spelling, builtins.list(contiguous.shape))

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 from . import _native
 from ._arrays import path_text
+from ._devices import device_name
 from ._embedding_inputs import check_whole, first_weights, host_ids, ids_of, import_torch, is_on_gpu, joined_ids, real_tensor
 from ._embedding_lease import EmbeddingLease, RowFormat
 from ._errors import AllSlotsLeased, InvalidArgument, Unsupported
@@ -39,7 +40,8 @@ class EmbeddingTable:
         weights: how they begin: 'zeros', ('uniform', LOW, HIGH) or ('normal', MEAN, DEVIATION); these depend on `seed`
             and on the row alone. Or a function of (first, end) that returns the weights of these rows, as an array
             of the shape (end - first, columns); it is called for all rows, some at a time, in their order.
-        device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', or a torch.device.
+        device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
+            torch.device.
         max_batch_ids: the most ids of one fetch.
         look_ahead: how many steps `prefetch` may be ahead. The device holds 2 + 2 * look_ahead batches.
         device_rows: how many rows, from the first on, stay in device memory.
@@ -52,7 +54,7 @@ class EmbeddingTable:
     """
 
     def __init__(self, rows: int, columns: int, *, dtype: Any = "float32", optimizer: str = "adam",
-                 lr: Optional[float] = None, weights: Weights = "zeros", seed: int = 0, device: str = "auto",
+                 lr: Optional[float] = None, weights: Weights = "zeros", seed: int = 0, device: Any = "auto",
                  max_batch_ids: int = 1 << 17, look_ahead: int = 1, device_rows: int = 0, **settings: Any) -> None:
         for argument, number, end in (("rows", rows, 1 << 63), ("columns", columns, 1 << 63), ("seed", seed, 1 << 64),
                                       ("max_batch_ids", max_batch_ids, 1 << 63), ("look_ahead", look_ahead, 9),
@@ -69,7 +71,7 @@ class EmbeddingTable:
         of_rule = _numbers(settings if lr is None else {"lr": lr, **settings})
         self._table = _native.EmbeddingTable(rows, columns, spelling, optimizer, of_rule,
                                              (kind, first, second, seed), max_batch_ids, look_ahead, device_rows,
-                                             "host" if str(device) == "cpu" else str(device))
+                                             device_name(device))
         self.shape: Tuple[int, int] = (rows, columns)
         self.dtype = name.rpartition(".")[2]
         self._spelling = spelling
@@ -222,7 +224,10 @@ class EmbeddingTable:
 
     def export_weights(self, path: Any) -> None:
         """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits."""
-        self._table.export_weights(path_text(path))
+        text = path_text(path)
+        if not text.endswith(".npy"):
+            raise InvalidArgument(f"export_weights writes .npy files, and the name {ascii(text)} has another ending")
+        self._table.export_weights(text)
 
     def import_weights(self, path: Any) -> None:
         """Replaces the weights of all rows by an array of the same shape, of any type that can be cast: the only array of
@@ -273,9 +278,10 @@ class EmbeddingTable:
 
     def module(self) -> Any:
         """A torch.nn.Module that looks embeddings up, with ids as for `fetch`: module(ids) has the shape of `ids` and a
-        last axis of `columns`. The backward pass keeps the gradients until `step`. In eval mode and under no_grad it
-        keeps nothing: this is also how embeddings are frozen. The module has no parameters and no state: a state_dict
-        of a model lacks the table, which `save` and `load` are for."""
+        last axis of `columns`. The backward pass keeps the gradients until `step`. In eval mode, under no_grad and
+        after `requires_grad_(False)` of this module it keeps nothing: this is how embeddings are frozen. The module has
+        no parameters and no state: `requires_grad_` of a model does not reach it, and a state_dict of a model lacks the
+        table, which `save` and `load` are for."""
         return _module_class()(self)
 
     @property
@@ -423,12 +429,16 @@ def _module_class() -> Any:
 
             found = ids_of(ids, self.table._gpu)
             shape = tuple(ids.shape) if is_on_gpu(ids) else numpy.shape(ids)
-            if self.training and torch.is_grad_enabled():
+            if self.training and torch.is_grad_enabled() and self._anchor.requires_grad:
                 return lookup.apply(self._anchor, self.table, found, shape)
             lease = self.table._fetch(found)
             rows = _lookup(lease, shape)
             lease.release()
             return rows
+
+        def requires_grad_(self, requires_grad: bool = True) -> Any:
+            self._anchor.requires_grad_(requires_grad)
+            return self
 
         def extra_repr(self) -> str:
             return repr(self.table)

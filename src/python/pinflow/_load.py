@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
 from ._arrays import Interface, PathLike, numpy_type, path_text
+from ._devices import device_name
 from ._errors import InvalidArgument
 from ._streams import consumer_stream
 from ._tensor_types import float_spelling, torch_type
@@ -169,7 +170,9 @@ def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], r
         raise InvalidArgument(f"threads must be a whole number from 0 to 65535, not {threads!r}")
     if not isinstance(route, str):
         raise InvalidArgument(f"a route is auto, copy, staged or both, not {route!r}")
-    where = device_name(device)
+    if report is not None and not isinstance(report, dict):
+        raise InvalidArgument(f"report is a dict that receives facts about the load, not {type(report).__name__}")
+    where = device_name("cpu" if device is None else device, takes_auto=False)
     kind = framework_of(framework, where)
     loaded: Dict[str, Any] = {}
     if kind != "pt":
@@ -212,25 +215,6 @@ def _torch_allocator(torch: Any, device: str) -> Callable[[int], Tuple[Any, int,
         return memory, memory.data_ptr(), consumer_stream(None, where.index)[0] or 1
 
     return allocate
-
-
-def device_name(device: Any) -> str:
-    """How the library calls a device.
-
-    Raises:
-        InvalidArgument: it is none on which tensors can be.
-    """
-    if isinstance(device, int) and not isinstance(device, bool):
-        return f"cuda:{device}"
-    text = "cpu" if device is None else str(device)
-    if text in ("cpu", "host", "cpu:0"):
-        return "host"
-    if text == "cuda":
-        torch: Any = sys.modules.get("torch")
-        return f"cuda:{torch.cuda.current_device()}" if torch is not None and torch.cuda.is_initialized() else "cuda:0"
-    if not text.startswith("cuda:"):
-        raise InvalidArgument(f"a device is 'cpu', 'cuda', 'cuda:N' or the number of a GPU, not {text!r}")
-    return text
 
 
 def framework_of(wanted: Optional[str], device: str) -> str:

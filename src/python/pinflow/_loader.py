@@ -13,6 +13,7 @@ from typing import Any, Callable, Dict, Generic, Iterator, Optional, Tuple, Type
 from . import _native
 from ._arrays import row_numbers
 from ._batch import Batch, Tensor, tensors_of
+from ._devices import device_name
 from ._errors import DeviceError, Error, InvalidArgument
 from ._sources import native_of
 from ._streams import consumer_stream
@@ -151,7 +152,8 @@ class Loader:
             numbers, with the row numbers at the positions first, first + 1, ...
         seed: of the shuffled and the windowed order. Each epoch has another order.
         epochs: epochs in all, those before a resume included; further loops deliver nothing. None: any number.
-        device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
+        device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
+            torch.device.
         rank, world: the part of each epoch that this process delivers. None: everything. `rank='auto'` takes both from
             the variables of torchrun, MPI or Slurm.
         tail: what becomes of the samples at the end of an epoch that do not fill a batch for every rank. 'partial':
@@ -178,7 +180,7 @@ class Loader:
     """
 
     def __init__(self, *sources: Any, batch: int = 64, order: Any = "shuffled", seed: int = 0,
-                 epochs: Optional[int] = None, device: str = "auto", rank: Union[int, str, None] = None,
+                 epochs: Optional[int] = None, device: Any = "auto", rank: Union[int, str, None] = None,
                  world: Optional[int] = None, tail: str = "partial", route: str = "auto",
                  memory: Optional[int] = None, stream: Any = None, slots: Optional[int] = None,
                  threads: Optional[int] = None, window: Optional[int] = None) -> None:
@@ -199,7 +201,7 @@ class Loader:
                 most = (1 << 64) - 1
             if not _is_whole(value) or not least <= operator.index(value) <= most:
                 raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, not {value!r}")
-        for name, text in {"device": device, "tail": tail, "route": route}.items():
+        for name, text in {"tail": tail, "route": route}.items():
             if not isinstance(text, str):
                 raise InvalidArgument(f"{name} is a name, not {text!r}")
         self._sources = sources  # kept where the garbage collector sees them
@@ -209,7 +211,7 @@ class Loader:
         native_order, rows = self._order_of(order)
         rows = max(1, rows)
         self._options: Dict[str, Any] = {
-            "batch": batch, "order": native_order, "seed": seed, "device": device, "rank": rank,
+            "batch": batch, "order": native_order, "seed": seed, "device": device_name(device), "rank": rank,
             "world": world, "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads,
             "window": window, "epochs": min(_ENDLESS, _MAX_ROWS // rows) if epochs is None else epochs,
             "state": None, "first_epoch": 0,

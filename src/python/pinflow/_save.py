@@ -17,7 +17,8 @@ from ._tensor_types import FORMAT_NAMES, SPELLINGS
 def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None, *,
               progress: Optional[Progress] = None) -> None:
     """Writes tensors to a safetensors file, which appears under its name complete or not at all, and is durable then.
-    Takes the place of safetensors.torch.save_file. Bytes pass through 32 MiB of host memory.
+    A file or symbolic link of that name is replaced. Takes the place of safetensors.torch.save_file. Bytes pass through
+    32 MiB of host memory.
 
     Args:
         tensors: PyTorch tensors, DeviceTensors or numpy arrays, all on one device. Those that are not contiguous are

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import sys
 from numbers import Integral, Number
-from typing import TYPE_CHECKING, Any, Iterable, Optional, Protocol, Tuple
+from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
-from ._arrays import BEYOND_NUMPY, Array, bytes_of, elements_of, open, spelling_of
+from ._arrays import Array, bytes_of, open, spelling_of, typed_elements
 from ._errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -74,11 +73,7 @@ def native_of(source: Any, label: str = "") -> _native.Array:
                               "several as separate arguments, and numbers as a numpy array")
     import numpy
 
-    spelling = None
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(source, torch.Tensor):
-        source, spelling = _elements_of_torch(torch, source)
-    elements = elements_of(source)
+    elements, spelling = typed_elements(source)
     if elements.dtype.hasobject and isinstance(source, numpy.ndarray):
         raise InvalidArgument("an array of Python objects cannot be a source: give it a dtype of numbers or of "
                               "characters")
@@ -88,24 +83,7 @@ def native_of(source: Any, label: str = "") -> _native.Array:
     contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     if contiguous.dtype.names is not None:
         raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
-    return _native.array_of_buffer(bytes_of(contiguous), spelling or spelling_of(contiguous.dtype),
-                                   list(contiguous.shape), label)
-
-
-def _elements_of_torch(torch: Any, tensor: Any) -> Tuple[AnyArray, Optional[str]]:
-    """The elements of a tensor on the CPU, and how the library spells their type if numpy lacks it."""
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise InvalidArgument(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be a source: give a dense "
-                              "tensor on the CPU")
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    spelling = str(plain.dtype)[len("torch."):]
-    if spelling not in BEYOND_NUMPY:
-        try:
-            return plain.numpy(), None
-        except (TypeError, RuntimeError):
-            raise InvalidArgument(f"a tensor of {tensor.dtype} cannot be a source: pinflow has no such type") from None
-    same_size = torch.uint8 if BEYOND_NUMPY[spelling] == 1 else torch.int16
-    return plain.contiguous().view(same_size).numpy(), spelling
+    return _native.array_of_buffer(bytes_of(contiguous), spelling, list(contiguous.shape), label)
 
 
 def _native_of_rows(source: Any, label: str) -> _native.Array:

@@ -6,7 +6,8 @@ import os
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
-from ._arrays import Array, bytes_of, elements_of, numpy_type, whole_numbers
+from ._arrays import BEYOND_NUMPY, Array, bytes_of, elements_of, numpy_type, typed_elements, whole_numbers
+from ._devices import device_name
 from ._errors import InvalidArgument, Unsupported
 from ._sources import native_of
 from ._streams import consumer_stream
@@ -28,18 +29,19 @@ class RowTable:
             dataset, and not several files. A compressed .npz member is decoded into memory. The array is kept. An array
             of less than 32 MiB that ends within a page is page-locked only if no other array can begin in its last
             page; otherwise its rows pass through buffers, and `reason` says why.
-        device: 'auto' (the first GPU, otherwise the host), 'host', 'cuda', 'cuda:N'.
+        device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
+            torch.device.
 
     On a GPU, a call takes up to 131,072 rows. Calls may come from several threads.
     """
 
-    def __init__(self, array: Any, *, device: str = "auto") -> None:
+    def __init__(self, array: Any, *, device: Any = "auto") -> None:
         writable = None
         if not isinstance(array, (Array, str, os.PathLike)):
             if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):
                 raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
                                       f"{type(array).__name__}: it works in the memory of its array")
-            elements = elements_of(array)
+            elements, spelling = typed_elements(array)
             if elements.dtype.kind in "biufc" and not elements.dtype.isnative:
                 raise InvalidArgument(f"rows of {elements.dtype} have another byte order than this machine: convert "
                                       f"them with astype('{elements.dtype.newbyteorder('=').str}')")
@@ -47,12 +49,14 @@ class RowTable:
                 raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
                                       "as numbers of 1, 2, 4 or 8 bytes, such as view('u1')")
             if elements.flags.writeable:
-                if not elements.flags.c_contiguous:
+                is_copy = any(getattr(array, name, bool)() for name in ("is_conj", "is_neg"))  # of lazy elements
+                if is_copy or not elements.flags.c_contiguous:
                     raise InvalidArgument("the rows of a table are contiguous, and this array's are not")
                 writable = bytes_of(elements)
-            array = elements
+            if spelling not in BEYOND_NUMPY:
+                array = elements
         self._writable = writable is not None
-        self._table = _native.RowTable(native_of(array, "the table's array"), writable, device)
+        self._table = _native.RowTable(native_of(array, "the table's array"), writable, device_name(device))
         self._gpu = self._table.gpu
 
     @property
@@ -83,7 +87,7 @@ class RowTable:
             ids: whole numbers on one axis: a numpy array, a list, or a tensor on the host or on the table's device. A
                 tensor on a GPU has int64 or uint64 elements.
             out: a contiguous tensor or array on the table's device, of shape (len(ids), ...). None: a new one, of
-                PyTorch on a GPU, of numpy on the host.
+                PyTorch on a GPU and for types that numpy lacks, otherwise of numpy.
             stream: the stream on which the rows are used: a handle or an object. None: PyTorch's current one if PyTorch
                 is loaded, otherwise the legacy default stream. On a GPU, the call only enqueues.
 
@@ -121,6 +125,10 @@ class RowTable:
 
             if isinstance(rows, numpy.ma.MaskedArray):
                 rows = elements_of(rows)  # raises
+            if not hasattr(rows, "__dlpack__") and self._table.dtype in BEYOND_NUMPY:
+                import torch
+
+                rows = torch.as_tensor(rows, dtype=getattr(torch, self._table.dtype))
             if not hasattr(rows, "__dlpack__"):
                 rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
             if isinstance(rows, numpy.ndarray):
@@ -145,11 +153,14 @@ class RowTable:
         shape = (count, *self._table.row_shape)
         import numpy
 
-        if self.device == "host":
+        spelling = self._table.dtype
+        if self.device == "host" and spelling not in BEYOND_NUMPY:
             return numpy.empty(shape, self.dtype)
         import torch
 
-        return torch.empty(shape, dtype=torch.from_numpy(numpy.empty(0, self.dtype)).dtype, device=self.device)
+        dtype = (getattr(torch, spelling) if spelling in BEYOND_NUMPY else
+                 torch.from_numpy(numpy.empty(0, self.dtype)).dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu" if self.device == "host" else self.device)
 
 
 def _numbers(ids: Any) -> Any:
