@@ -245,6 +245,23 @@ TEST_CASE("buffer: a caller's memory resource allocates and releases, in the ord
     });
 }
 
+TEST_CASE("buffer: a memory resource that returns a null pointer has no memory") {
+    struct empty_resource final : memory_resource {
+        std::byte* allocate(std::uint64_t /*size_bytes*/, stream_view /*stream*/) override { return nullptr; }
+        void deallocate(std::byte* /*data*/, std::uint64_t /*size_bytes*/,
+                        stream_view /*stream*/) noexcept override {
+            FAIL_CHECK("nothing was allocated");
+        }
+    };
+    on_each_device([](const device& device) {
+        const stream stream(device);
+        const auto allocate = [&] { device_buffer(100, stream, std::make_shared<empty_resource>()); };
+        CHECK_THROWS_WITH_AS(allocate(),
+                             "cannot allocate 100 bytes: the memory_resource returned a null pointer",
+                             device_error);
+    });
+}
+
 TEST_CASE("buffer: an empty buffer has no memory, and a move takes the memory along") {
     on_each_device([](const device& device) {
         const stream stream(device);

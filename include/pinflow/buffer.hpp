@@ -19,7 +19,7 @@ class memory_resource {
     virtual ~memory_resource() = default;
 
     /// Allocates `size_bytes`, at least 1. An implementation must not wait. Exceptions reach the caller of
-    /// pinflow.
+    /// pinflow, and a null pointer becomes a device_error.
     /// @return device memory aligned to 256 bytes that can be used in `stream`'s order.
     virtual std::byte* allocate(std::uint64_t size_bytes, stream_view stream) = 0;
     /// Releases memory of `allocate` in the order of `stream`, which may be another one than that of

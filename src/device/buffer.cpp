@@ -17,6 +17,10 @@ device_buffer::device_buffer(std::uint64_t size_bytes, stream_view stream,
     if (size_bytes == 0) return;
     data_ = resource_ ? resource_->allocate(size_bytes, stream)
                       : stream.device().backend().allocate(size_bytes, stream.native_handle());
+    if (data_ == nullptr) {
+        throw device_error(
+            fmt::format("cannot allocate {} bytes: the memory_resource returned a null pointer", size_bytes));
+    }
 }
 
 device_buffer& device_buffer::operator=(device_buffer&& other) noexcept {
