@@ -57,6 +57,10 @@ class row_source {
     /// Copies the rows with the indices `ids`, in that order, to contiguous host memory of ids.size() *
     /// row_size_bytes() bytes. Files are read with pread, so that a truncated file is an error and not a
     /// signal.
+    ///
+    /// A loader calls it for the rows of one batch, or for parts of about 1 MiB of a long one, on as many
+    /// threads at once as loader_options::threads and free slots allow. To tell whether data is the same,
+    /// loader::state calls it for up to 16 rows, so an implementation must not call that.
     /// @return the time spent waiting for storage; the rest of the call is CPU time. If there are no extents
     /// and `memory_bytes` is 0, it may be 0: then the loader computes it from the thread's CPU clock.
     /// @throws invalid_argument for an index out of range (nothing is read then); data_changed,

@@ -1,6 +1,8 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -44,6 +46,24 @@ TEST_CASE("loader: delivers every row once per epoch, as it is in the source") {
                 }
             }
         }
+    });
+}
+
+TEST_CASE("loader: the first batch of a caller's own source does not wait for later ones") {
+    on_each_device([](const device& device) {
+        const auto source = std::make_shared<scripted_rows>(1000);
+        std::atomic<bool> is_delivered = false;
+        source->before_read = [&](std::uint64_t first_row) {
+            if (first_row > 0) is_delivered.wait(false);
+        };
+        loader loader({source}, {.device = device, .batch_rows = 5, .threads = 2});
+        CHECK(loader.wait_for(std::chrono::minutes(1)));
+        is_delivered = true;
+        is_delivered.notify_all();
+        std::uint64_t rows = 0;
+        while (const auto next = loader.next())
+            rows += next->row_count();
+        CHECK(rows == 1000);
     });
 }
 
