@@ -110,7 +110,8 @@ order_identity identity_of(const row_sequence& sequence, std::uint64_t seed = 0)
 }  // namespace
 
 std::string_view to_string(order order) noexcept {
-    return std::ranges::find(order_names, order, [](const auto& known) { return known.first; })->second;
+    const auto found = std::ranges::find(order_names, order, [](const auto& known) { return known.first; });
+    return found == order_names.end() ? "unknown" : found->second;
 }
 
 std::string to_string(const order_identity& identity) {

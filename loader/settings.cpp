@@ -8,6 +8,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/fault_guard.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/enumerators.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/source_check.hpp"
 #include "src/device/row_work.hpp"
@@ -121,6 +122,9 @@ sources_view checked(sources_view sources) {
 }
 
 loader_options resolved(loader_options options, sources_view sources) {
+    check_enumerator(options.order, order::custom, "order");
+    check_enumerator(options.route, route::read, "route");
+    check_enumerator(options.tail, tail::drop, "tail");
     if (options.slots == 1)
         throw invalid_argument("a loader needs at least 2 slots: one is filled while another is leased");
     if (options.resume_from && options.first_epoch != 0)

@@ -39,6 +39,7 @@ TEST_CASE("planner: a forced route uses the blocks and the staged share that wer
             const row_exchange exchange(table_of(table), device, options);
             return is_scatter ? exchange.plan_scatter(10) : exchange.plan_gather(10);
         };
+        CHECK_THROWS_AS(planned({.route = static_cast<row_route>(99)}), invalid_argument);
         row_plan plan = planned({.route = row_route::hybrid});
         CHECK(plan.route == row_route::hybrid);
         CHECK(plan.staged_share == 0.4);

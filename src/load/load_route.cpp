@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pinflow/file.hpp"
+#include "src/core/enumerators.hpp"
 #include "src/core/system.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/rows/transfer_planner.hpp"
@@ -123,6 +124,7 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
 
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options) {
+    check_enumerator(options.route, load_route::both, "load_route");
     chosen_route chosen =
         device.kind() == device_kind::host ? choose_on_host(plan) : choose_on_gpu(opened, plan, options);
     if (chosen.route == load_route::copy) return chosen;

@@ -7,6 +7,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/enumerators.hpp"
 #include "src/device/backend.hpp"
 #include "src/rows/exchange_checks.hpp"
 
@@ -28,6 +29,21 @@ void check_apart(const row_table& table, const call_request& request) {
             is_gather ? "gather" : "scatter", each.ids.size(), table.row_size_bytes(),
             is_gather ? "to" : "from", begin, table.description(), table_begin, table_end));
     }
+}
+
+/// Refuses gathers that would overwrite their own indices, which are read while rows are written.
+void check_apart(const row_batch& batch, std::uint64_t row_size_bytes) {
+    if (!batch.ids.on_device() || row_size_bytes == 0) return;
+    const std::uint64_t count = batch.ids.size();
+    const auto ids = reinterpret_cast<std::uintptr_t>(batch.ids.data());
+    const auto rows = reinterpret_cast<std::uintptr_t>(batch.rows);
+    const std::uint64_t ids_end = saturated(count, sizeof(std::uint64_t), ids);
+    const std::uint64_t rows_end = saturated(count, row_size_bytes, rows);
+    if (ids >= rows_end || rows >= ids_end) return;
+    throw invalid_argument(fmt::format(
+        "cannot gather {} rows of {} bytes to address {:#x}: they overlap their indices in device "
+        "memory, which lie from {:#x} to {:#x}",
+        count, row_size_bytes, rows, ids, ids_end));
 }
 
 /// Refuses sums of elements that cannot be added up, or that are not aligned.
@@ -93,6 +109,7 @@ void check_request(const exchange_setup& setup, const call_request& request) {
                                                table.row_size_bytes(),
                                                is_gather ? "gathered to" : "scattered from"));
         }
+        if (is_gather) check_apart(each, table.row_size_bytes());
     }
     check_apart(table, request);
     if (request.stream.device() != setup.device) {
@@ -110,6 +127,7 @@ void check_request(const exchange_setup& setup, const call_request& request) {
             "with the route set to copy, indices must be in host memory; set direct or automatic");
     }
     if (is_gather) return;
+    check_enumerator(request.policy, duplicate_policy::error, "duplicate_policy");
     if (!table.writable()) {
         throw unsupported(
             fmt::format("cannot scatter rows to {}: a row_table of a row_source is read-only. Make it of a "

@@ -9,6 +9,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/enumerators.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/device/backend.hpp"
 #include "src/rows/exchange_checks.hpp"
@@ -99,6 +100,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       engine_(make_engine_transfer(setup_)),
       staged_(make_staged_transfer(setup_, rings_, arena_)) {
     setup_.threads = static_cast<unsigned>(arena_.max_concurrency());
+    check_enumerator(options.route, row_route::hybrid, "row_route");
     device.backend().prepare_rows();
     page_lock();
     const bool needs_reach = options.route == row_route::direct || options.route == row_route::copy ||

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/enumerators.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/utf8.hpp"
 #include "src/device/backend.hpp"
@@ -109,6 +110,7 @@ flat_parameters::state_type::state_type(std::vector<parameter_spec> specs, std::
     const bool has_masters = options.master_copies && layout.has_small_types;
     if (has_masters) state_names.emplace_back("master");
     check_state_names(parameters, state_names);
+    detail::check_enumerator(options.nonfinite, nonfinite_gradients::refuse, "nonfinite_gradients");
 
     // Parameters and gradients share one allocation, so that one call zeroes both. Each has 256 bytes at
     // least, so that no address is null.

@@ -97,6 +97,7 @@ TEST_CASE("load: large tensors arrive whole by every route, from several files")
         only_copy.route = load_route::copy;
         only_copy.names = {"w", "v", "u", "t"};
         const loaded_tensors copied = load_tensors(files, device, only_copy);
+        CHECK_THROWS_AS(load_tensors(files, device, {.route = static_cast<load_route>(4)}), invalid_argument);
         for (const model_tensor& each : all) {
             if (each.name != "b") CHECK(bytes_of(copied[each.name]) == each.bytes);
         }

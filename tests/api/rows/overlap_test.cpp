@@ -75,6 +75,29 @@ TEST_CASE("overlap: rows cannot be gathered into their table, or scattered from 
     });
 }
 
+TEST_CASE("overlap: rows cannot be gathered over their indices in device memory") {
+    on_each_device([](const device& device) {
+        const guarded_table table(device, std::vector<std::byte>(row_count * row_bytes));
+        row_exchange exchange(row_table(table.bytes(), row_bytes), device);
+        const stream stream(device);
+        constexpr std::size_t count = 16;
+        const device_buffer memory(3 * count * row_bytes, stream);
+        stream.synchronize();
+        std::byte* const begin = memory.data() + count * row_bytes;
+        const row_ids ids = row_ids::on_device(begin, count);
+        for (std::byte* const overlapping :
+             {begin, begin + 8, begin + (count - 1) * 8, begin - count * row_bytes + 8}) {
+            check_refused({overlapping, begin}, [&] { exchange.gather(ids, overlapping); });
+            check_refused({overlapping, begin}, [&] { exchange.gather_async(ids, overlapping, stream); });
+        }
+        id_vector zeros(count, 0);
+        copy_to_device_async(begin, std::as_bytes(std::span(zeros)), stream);
+        stream.synchronize();
+        exchange.gather(ids, begin - count * row_bytes);
+        exchange.gather(ids, begin + count * 8);
+    });
+}
+
 TEST_CASE("overlap: rows beside the table are no overlap") {
     std::vector<std::byte> memory(12 * row_bytes);
     const auto table = std::span(memory).subspan(3 * row_bytes, 6 * row_bytes);

@@ -317,6 +317,9 @@ TEST_CASE("flat parameters: wrong parameters and settings are refused") {
               .parameters()
               .size() == 2);
     CHECK_THROWS_AS(make({{"w", type, {1}, 1}}, {sgd{}}), invalid_argument);
+    CHECK_THROWS_AS(flat_parameters({{"w", type, {1}}}, {sgd{}}, stream,
+                                    {.nonfinite = static_cast<nonfinite_gradients>(3)}),
+                    invalid_argument);
     CHECK_THROWS_AS(make({{"w", type, {1}}}, {}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", dtype::of<int>(), {1}}}, {sgd{}}), unsupported);
     CHECK_THROWS_AS(make({{"w", dtype::parse(">f4"), {1}}}, {sgd{}}), unsupported);
