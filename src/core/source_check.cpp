@@ -81,6 +81,10 @@ void check_extents(const row_source& source) {
 }  // namespace
 
 void check_row_source(const row_source& source) {
+    if (!source.dtype().is_little_endian()) {
+        refuse(source, fmt::format("its elements are {}, and sources deliver little-endian ones",
+                                   source.dtype().descr()));
+    }
     check_row_size(source);
     check_extents(source);
 }

@@ -58,6 +58,7 @@ const std::vector<claim> contradictions{
     {"a row of 2^63 - 1 bytes", [](auto& it) { it.row_bytes = huge / 2; }, {"16", std::to_string(huge / 2)}},
     {"a shape that overflows", [](auto& it) { it.shape = {huge, huge}; }, {std::to_string(huge)}},
     {"rows that overflow", [](auto& it) { it.count = huge / 8; }, {std::to_string(huge / 8)}},
+    {"big-endian elements", [](auto& it) { it.type = dtype::parse(">u4"); }, {">u4", "little-endian"}},
     {"extents of fewer rows",
      [](auto& it) { it.places = {{nullptr, 0, 400, memory.data()}}; },
      {"1000", "400"}},
