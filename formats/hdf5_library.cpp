@@ -92,7 +92,12 @@ failure_report report_failure() {
 void fail(std::string_view attempted) {
     const std::string words = report_failure().description;
     std::string hint;
-    if (words.find("version") != words.npos) {
+    if (words.find("already open for write") != words.npos) {
+        hint =
+            ": a process has it open for writing, or wrote it and ended early. Wait until it closes the "
+            "file; "
+            "if there is none, use h5clear on a copy";
+    } else if (words.find("version") != words.npos) {
         unsigned major = 0;
         unsigned minor = 0;
         unsigned release = 0;
@@ -176,7 +181,9 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
         const std::error_code code(EWOULDBLOCK, std::generic_category());
         throw system_failure(
             "it is locked by a process that has it open for writing; wait until that process closes it, or "
-            "set HDF5_USE_FILE_LOCKING=FALSE in the environment to read it as it is now",
+            "set HDF5_USE_FILE_LOCKING=FALSE in the environment to read it as it is now (libhdf5 refuses "
+            "files "
+            "of version 1.10 and later all the same)",
             code);
     }
     file_ = {opened, "it cannot be opened"};

@@ -251,6 +251,17 @@ TEST_CASE("cli hdf5: threads share a child, and the reader of a dataset") {
     CHECK(wrong == 0);
 }
 
+TEST_CASE("cli hdf5: a child opens a file by the name of a descriptor, which it does not have") {
+    ++cases_run;
+    const int descriptor = ::open((files() / "library.h5").c_str(), O_RDONLY | O_CLOEXEC);
+    REQUIRE(descriptor != -1);
+    const input_file by_descriptor(fmt::format("/proc/self/fd/{}", descriptor));
+    hdf5_in_child access(tool());
+    CHECK(access.describe(by_descriptor, "scaleoffset") ==
+          access.describe(input_file(files() / "library.h5"), "scaleoffset"));
+    ::close(descriptor);
+}
+
 TEST_CASE("cli hdf5: a child refuses a file that is not the one that was opened") {
     ++cases_run;
     const temporary_folder folder;

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
+#include <filesystem>
 #include <optional>
 #include <system_error>
 #include <utility>
@@ -243,10 +244,19 @@ void hdf5_child::ask(const hdf5_request& request, std::span<std::byte> destinati
 
 namespace {
 
+/// The path under which the child finds the file. Names of the parent's descriptors, such as /dev/stdin, mean
+/// others there.
+std::string path_for_child(const std::string& path) {
+    if (!path.starts_with("/dev/") && !path.starts_with("/proc/")) return path;
+    std::error_code failure;
+    const std::filesystem::path real = std::filesystem::canonical(path, failure);
+    return failure ? path : real.string();
+}
+
 hdf5_request request_about(const input_file& file, hdf5_question question, std::string about = {}) {
     hdf5_request request;
     request.question = question;
-    request.path = file.path();
+    request.path = path_for_child(file.path());
     request.identity = file.identity();
     request.about = std::move(about);
     return request;
