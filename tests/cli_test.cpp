@@ -72,6 +72,9 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"frobnicate", file}, "'frobnicate'"},
         {{"two\nlines"}, "two\\nlines"},
         {{"--json"}, "'--json'"},
+        {{"inspect", "-a.npy"}, "no option '-a.npy'; a file of that name is given as './-a.npy'"},
+        {{"convert", "-a.npy", "b.npy"}, "no option '-a.npy'"},
+        {{"inspect"}, "FILE is required"},
         {{"--version", "please"}, "'please'"},
         // arguments
         {{"inspect"}, "required"},

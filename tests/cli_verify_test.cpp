@@ -153,6 +153,12 @@ TEST_CASE("verify: an existing checksum is replaced, and a folder in its place i
     cli::check_fails(1, {"verify", folder / "b", "--write"}, {"b.xxh3"});
 }
 
+TEST_CASE("verify: no checksum is written beside the name of a descriptor") {
+    const tool_result result = run_tool({"verify", "--write", "/proc/self/fd/0"});
+    CHECK(result.status == 2);
+    CHECK(result.one_error_line());
+}
+
 TEST_CASE("verify: odd names are written so that xxhsum finds the file") {
     const temporary_folder folder;
     // each name, and the rest of its line after the checksum; below, line ends in a name are escaped, as

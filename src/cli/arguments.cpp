@@ -65,6 +65,15 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
             sentence =
                 fmt::format("--{} takes no value", sentence.substr(0, sentence.size() - flag_suffix.size()));
         throw usage_error(fmt::format("{} (see {} --help)", sentence, app.get_name()));
+    } catch (const CLI::RequiredError& failure) {
+        const std::vector<std::string> extras = app.remaining();
+        const auto option =
+            std::ranges::find_if(extras, [](const std::string& extra) { return extra.starts_with('-'); });
+        if (option == extras.end())
+            throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
+        throw usage_error(
+            fmt::format("{} has no option '{}'; a file of that name is given as './{}' (see {} --help)",
+                        app.get_name(), *option, *option, app.get_name()));
     } catch (const CLI::ParseError& failure) {
         throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
     }

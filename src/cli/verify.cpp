@@ -165,6 +165,8 @@ void verify(const argument_list& arguments) {
                        });
         return print(fmt::format("{}: OK\n", escaped(path)));
     }
+    if (write && (path.starts_with("/dev/") || path.starts_with("/proc/")))
+        throw usage_error(fmt::format("--write writes beside a file, and '{}' is no name of one", path));
     const input_file file = open_one_file(path);
     const std::string checksum_path = path + ".xxh3";
     if (write) {
