@@ -55,9 +55,9 @@ class stream_view {
     /// @throws device_error if any of it failed.
     bool done() const;
     /// Enqueues `work`, which a host thread runs once all earlier work has finished; later work waits for it.
-    /// `work` must not throw and must not call CUDA. Objects that it refers to must live until it has run.
-    /// Does not wait for it to run. For computing on batches of the host device, and for tests: on CUDA it
-    /// stalls the stream for some ten microseconds.
+    /// `work` must not throw, must not call CUDA, and must not wait for this stream. Objects that it refers
+    /// to must live until it has run. Does not wait for it to run. For computing on batches of the host
+    /// device, and for tests: on CUDA it stalls the stream for some ten microseconds.
     /// @throws device_error.
     void host_function_async(std::function<void()> work) const;
 

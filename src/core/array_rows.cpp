@@ -101,6 +101,7 @@ std::chrono::nanoseconds array_rows::read_rows(std::span<const std::uint64_t> id
 
 std::shared_ptr<const row_source> array::rows() const {
     const std::string name = describe(*this);
+    if (!has_view() && !file()) throw invalid_argument("a moved-from array has no rows");
     if (shape().empty()) {
         throw unsupported(fmt::format("{} has no axes, so it has no rows", name));
     }

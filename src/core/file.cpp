@@ -10,6 +10,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/descriptor_cache.hpp"
+#include "src/core/error_advice.hpp"
 #include "src/core/system.hpp"
 
 namespace pinflow {
@@ -103,7 +104,7 @@ int input_file::open_again() const {
     } catch (const system_failure& failure) {
         throw system_failure(
             fmt::format("cannot reopen '{}', which was closed because too many files were open: {}", path_,
-                        failure.code().message()),
+                        detail::described(failure.code())),
             failure.code());
     }
 }

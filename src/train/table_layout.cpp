@@ -56,10 +56,6 @@ record_layout lay_out_record(const embedding_options& options) {
         throw invalid_argument("keeps_records needs storage, and no device_rows");
     if (!row_grouper::can_group(1, options.row_count))
         throw invalid_argument(fmt::format("an embedding table of {} rows is too large", options.row_count));
-    if (!row_grouper::can_group(options.max_batch_ids, options.row_count))
-        throw invalid_argument(
-            fmt::format("max_batch_ids of {} is too large for an embedding table of {} rows",
-                        options.max_batch_ids, options.row_count));
     record_layout layout;
     layout.columns = options.columns;
     layout.type = weight_type_of(options.type);
@@ -76,6 +72,10 @@ record_layout lay_out_record(const embedding_options& options) {
     if (!multiply(options.row_count, layout.size_bytes, total))
         throw invalid_argument(fmt::format("an embedding table of {} rows of {} bytes is too large",
                                            options.row_count, layout.size_bytes));
+    if (!row_grouper::can_group(options.max_batch_ids, options.row_count))
+        throw invalid_argument(
+            fmt::format("max_batch_ids of {} is too large for an embedding table of {} rows",
+                        options.max_batch_ids, options.row_count));
     return layout;
 }
 

@@ -126,7 +126,7 @@ TEST_CASE("moved from: an array, a view and a table have no elements") {
     CHECK(gone.file() == nullptr);
     CHECK(gone.offset_bytes() == 0);
     CHECK_THROWS_AS(gone.view(), invalid_argument);
-    CHECK_THROWS_AS(gone.rows(), error);
+    CHECK_THROWS_AS(gone.rows(), invalid_argument);
     CHECK_THROWS_AS(gone.field("x"), invalid_argument);
     CHECK_THROWS_AS(gone.view_as(dtype::of<float>()).view(), invalid_argument);
 

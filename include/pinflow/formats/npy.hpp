@@ -48,8 +48,9 @@ std::string format_npy_header(const pinflow::dtype& type, std::span<const std::u
 array open_npy(const std::filesystem::path& path);
 
 /// Writes an array as a .npy file, atomically: writes an unnamed file in the same folder (a temporary file if
-/// the filesystem has no unnamed files), then fsync, rename, and fsync of the folder. A Fortran-order view is
-/// written in Fortran order, a view in neither order in C order.
+/// the filesystem has no unnamed files), then fsync, rename, and fsync of the folder. So a symbolic link at
+/// `path` is replaced, and not followed. A Fortran-order view is written in Fortran order, a view in neither
+/// order in C order.
 /// @throws system_failure if the file cannot be written. An existing file at `path` is then unchanged, unless
 /// only the last step failed: the new file is then in place, but may not survive a power failure.
 /// @throws invalid_argument for a header that numpy would not read.
