@@ -142,9 +142,9 @@ std::optional<bench_arguments> parse_bench_arguments(const argument_list& argume
         "By default the table takes 4.8 GiB of page-locked memory, and the batches take "
         "up to 4 GiB of device "
         "memory\n"
-        "for each direction. stream and shuffled write a file of 8 GiB to TMPDIR (/tmp if it is not set) "
-        "and\n"
-        "remove it afterwards. Copies take 0.5 GiB each of host and device memory, pin takes 4 GiB.",
+        "for each direction. stream and shuffled write an unnamed file of 8 GiB to TMPDIR (/tmp if it is "
+        "not\n"
+        "set). Copies take 0.5 GiB each of host and device memory, pin takes 4 GiB.",
         "pinflow bench");
     bench_arguments parsed;
     std::string device_name = "auto", table, row_bytes, batch, batches = "64", known = "8", route = "auto";

@@ -1,11 +1,8 @@
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
@@ -46,59 +43,16 @@ std::string temporary_folder() {
         code);
 }
 
-/// What `remove_and_end` removes; written only while that is not installed.
-std::array<char, PATH_MAX> path_to_remove;
-
-/// A signal handler: removes the file, then ends the process as without a handler.
-void remove_and_end(int signal) {
-    ::unlink(path_to_remove.data());
-    std::signal(signal, SIG_DFL);
-    std::raise(signal);  // is delivered when this returns
-}
-
-/// While an object lives, SIGINT, SIGTERM and SIGHUP remove the file before they end the process. Ignored
-/// signals stay ignored. Only one object may exist at a time.
-class removal_by_signals {
- public:
-    /// @throws system_failure when the path is too long for any file.
-    explicit removal_by_signals(const std::string& path) {
-        if (path.size() >= path_to_remove.size()) {
-            const std::error_code code = std::make_error_code(std::errc::filename_too_long);
-            fail_to_make(code.message(), code);
-        }
-        std::ranges::copy(path, path_to_remove.begin());
-        path_to_remove[path.size()] = '\0';
-        struct sigaction removing = {};
-        removing.sa_handler = remove_and_end;
-        for (std::size_t i = 0; i < signals.size(); ++i) {
-            ::sigaction(signals[i], nullptr, &before_[i]);
-            if (before_[i].sa_handler != SIG_IGN) ::sigaction(signals[i], &removing, nullptr);
-        }
-    }
-    removal_by_signals(const removal_by_signals&) = delete;
-    removal_by_signals& operator=(const removal_by_signals&) = delete;
-    ~removal_by_signals() {
-        for (std::size_t i = 0; i < signals.size(); ++i)
-            ::sigaction(signals[i], &before_[i], nullptr);
-    }
-
- private:
-    static constexpr std::array signals{SIGINT, SIGTERM, SIGHUP};
-    std::array<struct sigaction, signals.size()> before_{};
-};
-
-/// A new file in the folder for temporary files. It is removed with this object, or when SIGINT, SIGTERM or
-/// SIGHUP ends the process.
+/// A new file in the folder for temporary files. It has a name only while it is made: the system removes it
+/// when this object or the process ends.
 class temporary_file {
  public:
-    temporary_file() : path_(new_path()), removal_(path_), descriptor_(create(path_)) {}
+    temporary_file() : descriptor_(create()), path_(fmt::format("/proc/self/fd/{}", descriptor_)) {}
     temporary_file(const temporary_file&) = delete;
     temporary_file& operator=(const temporary_file&) = delete;
-    ~temporary_file() {
-        detail::system::close(descriptor_);
-        detail::system::remove(path_);
-    }
+    ~temporary_file() { detail::system::close(descriptor_); }
 
+    /// For this process.
     const std::string& path() const { return path_; }
 
     /// Appends `bytes`, and waits until they are on storage. So measuring does not compete with writing, and
@@ -109,23 +63,21 @@ class temporary_file {
     }
 
  private:
-    /// A unique name, so that it can be removed before the file is known to exist.
-    static std::string new_path() {
+    static int create() {
         std::random_device random;
-        return fmt::format("{}/pinflow-bench-{}-{:08x}{:08x}.npy", temporary_folder(), ::getpid(), random(),
-                           random());
-    }
-    static int create(const std::string& path) {
+        const std::string name =
+            fmt::format("{}/pinflow-bench-{:08x}{:08x}.npy", temporary_folder(), random(), random());
         try {
-            return detail::system::create_for_writing(path, 0600);
+            const int descriptor = detail::system::create_for_writing(name, 0600);
+            detail::system::remove(name);
+            return descriptor;
         } catch (const system_failure& failure) {
             fail_to_make(failure.code().message(), failure.code());
         }
     }
 
-    std::string path_;
-    removal_by_signals removal_;
     int descriptor_;
+    std::string path_;
 };
 
 /// The shape of the file that is made.
