@@ -318,7 +318,7 @@ class FlatParametersTest(unittest.TestCase):
         optimizer = pinflow.FlatParameters(model.parameters())
         model.zero_grad()
         model(torch.ones(1, 3)).sum().backward()
-        with self.assertRaisesRegex(pinflow.InvalidArgument, "zero_grad of the optimizer, not of the model"):
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "call the optimizer's instead"):
             optimizer.step()
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Mapping
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
-from ._errors import Error, InvalidArgument, Unsupported
+from ._errors import Error, InvalidArgument, SystemFailure, Unsupported
 from ._streams import consumer_stream
 
 _TYPES = {"torch.float32": "<f4", "torch.float64": "<f8", "torch.float16": "<f2", "torch.bfloat16": "bfloat16"}
@@ -69,6 +70,13 @@ def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
         else:
             raise InvalidArgument(f"the setting {name} must be a number, not {value!r}")
     return numbers
+
+
+def _without(path: str, failure: Error) -> Error:
+    """The same error about "the state" instead of a path."""
+    if isinstance(failure, OSError) and failure.errno is not None:
+        return type(failure)(failure.errno, str(failure.strerror).replace(path, "the state"))
+    return type(failure)(str(failure).replace(path, "the state"))
 
 
 class FlatParameters:
@@ -330,8 +338,8 @@ class FlatParameters:
         try:
             self._flat.check_views([each.data_ptr() for each in self._parameters], gradients)
         except InvalidArgument as failure:
-            raise InvalidArgument(f"{failure}. Call zero_grad of the optimizer, not of the model, and make the optimizer "
-                                  "after the model has been moved or cast") from None
+            raise InvalidArgument(f"{failure}. If the model's zero_grad replaced a gradient, call the optimizer's instead. If "
+                                  "the model was moved or cast, make the optimizer after that") from None
 
     @property
     def steps(self) -> int:
@@ -377,32 +385,36 @@ class FlatParameters:
         return {"pinflow": state, "rates": [float(group["lr"]) for group in self.param_groups],
                 "initial_rates": [group.get("initial_lr") for group in self.param_groups]}
 
-    def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-        """Restores parameters, state and rates. Other settings stay those of the constructor. Raises StateMismatch if the
-        parameters or the rule differ."""
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restores parameters, state and rates. Other settings stay those of the constructor. The bytes pass through a file
+        in the folder for temporary files (TMPDIR), as in `state_dict`. Raises StateMismatch if the parameters or the rule
+        differ."""
         import torch
 
-        given: Dict[str, Any] = state_dict if isinstance(state_dict, dict) else {}
+        given: Mapping[str, Any] = state_dict if isinstance(state_dict, Mapping) else {}
         state: Any = given.get("pinflow")
-        rates = given.get("rates", ())
+        count = len(self.param_groups)
+        rates, initial = given.get("rates"), given.get("initial_rates", [None] * count)
         is_state = isinstance(state, torch.Tensor) and state.dtype == torch.uint8 and state.dim() == 1
-        if not is_state or len(rates) != len(self.param_groups):
-            raise InvalidArgument(f"this is no state of pinflow.FlatParameters with {len(self.param_groups)} groups")
-        descriptor = os.memfd_create("state of pinflow.FlatParameters")
-        path = f"/proc/self/fd/{descriptor}"
-        try:
-            with open(descriptor, "wb", closefd=False) as file:
+        has_rates = all(isinstance(each, list) and len(each) == count for each in (rates, initial))
+        if not is_state or rates is None or not has_rates:
+            raise InvalidArgument(f"this is no state of pinflow.FlatParameters with {count} groups")
+        with tempfile.TemporaryFile() as file:
+            try:
                 file.write(memoryview(state.cpu().contiguous().numpy()))
-            self.load(path)
-        except Error as failure:
-            raise type(failure)(str(failure).replace(f"'{path}'", "the state")) from None
-        finally:
-            os.close(descriptor)
-        for number, group in enumerate(self.param_groups):
-            group["lr"] = rates[number]
-            initial = state_dict.get("initial_rates", [None] * len(rates))[number]
-            if initial is not None:
-                group["initial_lr"] = initial  # for schedulers that resume from it
+                file.flush()
+            except OSError as failure:
+                raise SystemFailure(failure.errno, f"cannot write the state to '{tempfile.gettempdir()}', the folder for "
+                                                   f"temporary files (TMPDIR): {failure.strerror}") from None
+            path = f"/proc/self/fd/{file.fileno()}"
+            try:
+                self.load(path)
+            except Error as failure:
+                raise _without(f"'{path}'", failure) from None
+        for group, rate, first in zip(self.param_groups, rates, initial):
+            group["lr"] = float(rate)
+            if first is not None:
+                group["initial_lr"] = first  # for schedulers that resume from it
 
     def __repr__(self) -> str:
         return f"<pinflow.FlatParameters {self._flat.rule}, {len(self._parameters)} parameters on {self._flat.device}>"
