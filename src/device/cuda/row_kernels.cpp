@@ -69,7 +69,8 @@ row_pace pace_of(const row_transfer& transfer, unsigned lanes, std::uint64_t row
     const std::uint64_t max_ns = rows_in_flight * transfer.table.row_size_bytes / bytes_of_ns;
     // A kernel publishes where its first block is. With less than half of a gather's rows in flight as the
     // lead, both could wait for each other.
-    return {min_rows, gather_rows / 2, transfer.table.row_count * transfer.table.row_size_bytes,
+    return {min_rows, std::max(gather_rows, rows_in_flight) / 2,
+            transfer.table.row_count * transfer.table.row_size_bytes,
             static_cast<unsigned>(max_ns / row_pace::nap_ns + 1)};
 }
 

@@ -22,8 +22,8 @@ using begun_row = ::cuda::atomic_ref<unsigned long long, ::cuda::thread_scope_de
 /// between the addresses of rows. 0: it does not keep pace.
 inline __device__ std::uint64_t min_lead_bytes(const row_pace& pace, std::uint64_t row_count) {
     if (pace.max_naps == 0 || row_count < pace.min_rows) return 0;
-    constexpr std::uint64_t max_leads = 256;  // in a kernel
-    const std::uint64_t rows = max(row_count / max_leads, pace.min_lead_rows);
+    constexpr std::uint64_t lead_share = 256;  // of the kernel's rows
+    const std::uint64_t rows = max(row_count / lead_share, pace.min_lead_rows);
     return static_cast<std::uint64_t>(static_cast<double>(pace.table_bytes) / static_cast<double>(row_count) *
                                       static_cast<double>(rows));
 }

@@ -26,10 +26,13 @@ inline constexpr unsigned rows_at_once = 4;
 struct row_pace {
     static constexpr unsigned nap_ns = 250;
 
-    std::uint64_t min_rows = 0;       ///< a kernel that moves fewer rows does not keep pace
-    std::uint64_t min_lead_rows = 0;  ///< waits from this lead on, or a 256th of its rows if that is more
-    std::uint64_t table_bytes = 0;    ///< but not beyond a third of it: the other kernel would take too long
-    unsigned max_naps = 0;            ///< each time; 0: the kernel does not keep pace
+    std::uint64_t min_rows = 0;  ///< a kernel that moves fewer rows does not keep pace
+    /// A kernel waits if it leads by this many rows, or by 1/256 of the rows that it moves if that is more.
+    std::uint64_t min_lead_rows = 0;
+    /// The table's size. A kernel that leads by more than a third of it does not wait: that would take too
+    /// long.
+    std::uint64_t table_bytes = 0;
+    unsigned max_naps = 0;  ///< the most naps of one wait; 0: the kernel does not keep pace
 };
 
 /// Arguments of a kernel. A group of `lanes` threads moves a row, 16 bytes per thread at a time. `lanes` is a
