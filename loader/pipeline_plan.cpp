@@ -29,9 +29,9 @@ group_plan plan_groups(const sample_facts& sample, std::span<const sample_array>
     // (but at least min_slots)
     const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
     // A caller's own source may take long for each call, and gains nothing from a group: its batches are
-    // filled side by side, and the first one is delivered as soon as it is filled.
-    const bool has_own_source = std::ranges::any_of(
-        arrays, [](const auto& each) { return each.facts.is_decoded && !each.facts.is_file_backed; });
+    // filled concurrently, and the first one is delivered as soon as it is filled.
+    const bool has_own_source =
+        std::ranges::any_of(arrays, [](const auto& each) { return each.facts.is_callers_own; });
     return {has_own_source ? 1 : batches,
             static_cast<unsigned>(std::max<std::uint64_t>(slots, thresholds.min_slots)),
             is_buffered ? thresholds.max_groups_filled : 0};

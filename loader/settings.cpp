@@ -50,6 +50,8 @@ array_facts facts_of(const row_source& source, std::uint64_t rows_left) {
             .is_mapped = is_empty || (!extents.empty() && std::ranges::all_of(extents, is_mapped)),
             .is_partly_mapped = has_mapped,
             .is_decoded = extents.empty() && !is_empty,
+            // pinflow's own sources are in files, or say why they have no extents
+            .is_callers_own = extents.empty() && !is_empty && !source.file_backed() && why.empty(),
             .has_files = std::ranges::none_of(
                 extents, [](const row_extent& extent) { return extent.file == nullptr; }),
             .has_any_file =

@@ -49,17 +49,15 @@ TEST_CASE("pipeline plan: the size of a batch decides the size of groups and the
     CHECK(planned(host, transfer::view, 4 * kib).batches == 1);
 }
 
-TEST_CASE("pipeline plan: batches of a caller's own source form no groups, and have as many slots") {
+TEST_CASE("pipeline plan: batches of a caller's own source form no groups, and keep the number of slots") {
     sample_array own;
-    own.facts.is_decoded = true;
-    own.plan = only({transfer::read}, {});
+    own.facts.is_decoded = own.facts.is_callers_own = true;
+    own.plan = only({transfer::decode}, {});
     for (const sample_facts& sample : {gpu, host}) {
         const group_plan plan = plan_groups(sample, {&own, 1}, 64 * kib);
         CHECK(plan.batches == 1);
-        CHECK(plan.max_slots == planned(sample, transfer::read, 64 * kib).max_slots);
-        own.facts.is_file_backed = true;
-        CHECK(plan_groups(sample, {&own, 1}, 64 * kib).batches > 1);
-        own.facts.is_file_backed = false;
+        CHECK(plan.max_slots == planned(sample, transfer::decode, 64 * kib).max_slots);
+        CHECK(planned(sample, transfer::decode, 64 * kib).batches > 1);
     }
 }
 

@@ -34,6 +34,7 @@ struct array_facts {
     bool is_mapped = false;          ///< every row is mapped in its delivered form
     bool is_partly_mapped = false;   ///< some rows are
     bool is_decoded = false;         ///< rows are available only through row_source::read_rows
+    bool is_callers_own = false;     ///< the same, and the source is none of pinflow's
     bool has_files = false;          ///< every extent is in a file; also true without extents
     bool has_any_file = false;       ///< some extent is in a file
     bool is_aligned = true;          ///< addresses and sizes of all rows are multiples of 16 bytes
