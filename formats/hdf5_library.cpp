@@ -94,9 +94,8 @@ void fail(std::string_view attempted) {
     std::string hint;
     if (words.find("already open for write") != words.npos) {
         hint =
-            ": a process has it open for writing, or wrote it and ended early. Wait until it closes the "
-            "file; "
-            "if there is none, use h5clear on a copy";
+            ": a process has the file open for writing, or ended without closing it. Wait for that "
+            "process; if it is gone, copy the file and run h5clear -s on the copy";
     } else if (words.find("version") != words.npos) {
         unsigned major = 0;
         unsigned minor = 0;
@@ -182,8 +181,7 @@ open_file::open_file(const input_file& file, std::size_t chunk_cache_bytes)
         throw system_failure(
             "it is locked by a process that has it open for writing; wait until that process closes it, or "
             "set HDF5_USE_FILE_LOCKING=FALSE in the environment to read it as it is now (libhdf5 refuses "
-            "files "
-            "of version 1.10 and later all the same)",
+            "files in the format of HDF5 1.10 and later even then)",
             code);
     }
     file_ = {opened, "it cannot be opened"};

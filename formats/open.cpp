@@ -59,7 +59,7 @@ bool is_hdf5(const input_file& file) {
 /// What a file of no known format may be, as the end of a message.
 std::string_view guess_of(std::string_view head) {
     if (head.starts_with("version https://git-lfs"))
-        return ". It is a pointer of Git LFS: fetch the file itself with `git lfs pull`";
+        return ". It is a Git LFS pointer: fetch the file itself with `git lfs pull`";
     if (head.starts_with('{'))
         return ". If it is the index of several safetensors files, open the files that it names";
     if (head.size() > 1 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5)

@@ -245,7 +245,7 @@ TEST_CASE("buffer: a caller's memory resource allocates and releases, in the ord
     });
 }
 
-TEST_CASE("buffer: a memory resource that returns a null pointer has no memory") {
+TEST_CASE("buffer: a memory resource that returns a null pointer is a device_error") {
     struct empty_resource final : memory_resource {
         std::byte* allocate(std::uint64_t /*size_bytes*/, stream_view /*stream*/) override { return nullptr; }
         void deallocate(std::byte* /*data*/, std::uint64_t /*size_bytes*/,

@@ -75,6 +75,7 @@ TEST_CASE("cli: answers wrong usage and what this build lacks with exit status 2
         {{"inspect", "-a.npy"}, "no option '-a.npy'; a file of that name is given as './-a.npy'"},
         {{"convert", "-a.npy", "b.npy"}, "no option '-a.npy'"},
         {{"inspect"}, "FILE is required"},
+        {{"convert", "--", "-a.npy"}, "OUT is required"},
         {{"--version", "please"}, "'please'"},
         // arguments
         {{"inspect"}, "required"},

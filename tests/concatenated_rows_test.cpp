@@ -217,9 +217,9 @@ TEST_CASE("concatenated_rows: more rows than can be numbered are refused") {
     CHECK(most->row_count() == ~std::uint64_t{0});
     read(*most, {~std::uint64_t{1}});
     CHECK((rest->calls == std::vector<row_ids>{{(std::uint64_t{1} << 63) - 2}}));
-    CHECK(contains_all(message_of<invalid_argument>([&] { concatenate({half, half}); }),
-                       {"a recording to a recording (2 sources)", "2^64 rows or more",
-                        "a recording alone has 9223372036854775808"}));
+    CHECK(contains_all(
+        message_of<invalid_argument>([&] { concatenate({half, half}); }),
+        {"a recording (2 sources)", "2^64 rows or more", "a recording alone has 9223372036854775808"}));
 }
 
 TEST_CASE("concatenated_rows: a row past the end, or another size, is refused before anything is read") {

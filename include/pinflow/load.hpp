@@ -58,8 +58,9 @@ struct tensor_request {
     /// chunks with elements of the part are read. A member of a .npz file that must be decoded or reordered
     /// is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
-    /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does: to integers
-    /// toward zero, limited to their range, with NaN as 0. Empty: the type in the file, little-endian.
+    /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Casts to
+    /// integers truncate toward zero and clamp to the type's range; NaN becomes 0. Empty: the type in the
+    /// file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Null: the load

@@ -23,7 +23,7 @@ struct row_extent {
 
 /// Rows of one type and shape, numbered from 0: the interface between formats and loaders. A row is one index
 /// along the first axis of an array. Every member may be called from any thread at the same time. Loaders and
-/// tables refuse a source whose sizes, row counts and extents disagree.
+/// tables refuse a source whose sizes, row counts and extents disagree, or whose type is not little-endian.
 class row_source {
  public:
     row_source() = default;
@@ -59,8 +59,9 @@ class row_source {
     /// signal.
     ///
     /// A loader calls it for the rows of one batch, or for parts of about 1 MiB of a long one, on as many
-    /// threads at once as loader_options::threads and free slots allow. To tell whether data is the same,
-    /// loader::state calls it for up to 16 rows, so an implementation must not call that.
+    /// threads at once as loader_options::threads and free slots allow. To identify the data,
+    /// loader::state, batch::state and a loader with `resume_from` call it for up to 16 rows, on the calling
+    /// thread. An implementation must not call either `state`.
     /// @return the time spent waiting for storage; the rest of the call is CPU time. If there are no extents
     /// and `memory_bytes` is 0, it may be 0: then the loader computes it from the thread's CPU clock.
     /// @throws invalid_argument for an index out of range (nothing is read then); data_changed,

@@ -96,7 +96,7 @@ class row_table {
  public:
     /// The rows of a mapped file, or of an array in memory, for gathering.
     /// @throws invalid_argument for a null pointer, and for an inconsistent source (its sizes, row counts or
-    /// extents disagree).
+    /// extents disagree, or its type is not little-endian).
     /// @throws unsupported unless all rows are one extent that is in the address space, or have no bytes.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// A writable table: `rows` is the process's own memory, preferably a pinned_buffer. `element` is the
@@ -277,7 +277,8 @@ class row_exchange {
  public:
     /// Page-locks the table and reserves the memory of calls. The first exchange of a CUDA device loads
     /// kernels. CUDA may wait for all of the device's streams then.
-    /// @throws invalid_argument if `max_batch_rows`, `max_calls_in_flight` or `staged_share` is out of range.
+    /// @throws invalid_argument if `max_batch_rows`, `max_calls_in_flight`, `staged_share` or `route` is out
+    /// of range.
     /// @throws unsupported if the route in the options cannot work; the message says why.
     /// @throws device_error or system_failure if memory is short.
     row_exchange(row_table table, pinflow::device device, const row_exchange_options& options = {});
@@ -292,7 +293,7 @@ class row_exchange {
     /// indices. Waits for no stream of the caller: work that writes the indices, or uses `destination`, must
     /// have finished.
     /// @throws invalid_argument for indices out of range (the message says how many, and names the first),
-    /// and for a destination that overlaps the table.
+    /// and for a destination that overlaps the table, or its own indices in device memory.
     /// @throws unsupported for indices in device memory on the route `copy`.
     void gather(row_ids ids, std::byte* destination);
     /// The same in `stream`'s order: `destination` is written when the stream reaches the call, and complete
@@ -304,14 +305,15 @@ class row_exchange {
     /// in device memory that is out of range stops only its call, and the error counts its position within
     /// that call.
     /// @throws as `gather`, and invalid_argument for a group that makes more calls than half of
-    /// max_calls_in_flight (rounded up).
+    /// max_calls_in_flight (rounded up). It is not checked whether a destination overlaps the indices of
+    /// another batch, which it must not.
     exchange_call gather_group_async(std::span<const row_gather> batches, stream_view stream);
 
     /// Copies row i of `source`, in device memory with any alignment, to row ids[i] of the table. Returns
     /// when the copy has finished. Waits for no stream of the caller: work that writes the indices or
     /// `source` must have finished.
     /// @throws invalid_argument for indices out of range, for a repeated index if `policy` is `error`, and
-    /// for a source that overlaps the table.
+    /// for a source that overlaps the table, or a `policy` out of range.
     /// @throws unsupported if the table is read-only, or if the route is `copy` and `policy` is not `last`.
     /// @throws unsupported if `policy` is `sum`, unless the elements are little-endian float16, bfloat16,
     /// float32, float64 or 32- or 64-bit integers, and the rows and `source` are aligned to them.

@@ -67,8 +67,8 @@ bool parse(CLI::App& app, const std::vector<std::string>& arguments) {
         throw usage_error(fmt::format("{} (see {} --help)", sentence, app.get_name()));
     } catch (const CLI::RequiredError& failure) {
         const std::vector<std::string> extras = app.remaining();
-        const auto option =
-            std::ranges::find_if(extras, [](const std::string& extra) { return extra.starts_with('-'); });
+        const auto option = std::ranges::find_if(
+            extras, [](const std::string& extra) { return extra.starts_with('-') && extra != "--"; });
         if (option == extras.end())
             throw usage_error(fmt::format("{} (see {} --help)", failure.what(), app.get_name()));
         throw usage_error(

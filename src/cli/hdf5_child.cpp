@@ -244,13 +244,16 @@ void hdf5_child::ask(const hdf5_request& request, std::span<std::byte> destinati
 
 namespace {
 
-/// The path under which the child finds the file. Names of the parent's descriptors, such as /dev/stdin, mean
-/// others there.
+/// The path under which the child finds the file. Names of the parent's descriptors, such as /dev/stdin, name
+/// other files in the child.
 std::string path_for_child(const std::string& path) {
     if (!path.starts_with("/dev/") && !path.starts_with("/proc/")) return path;
     std::error_code failure;
     const std::filesystem::path real = std::filesystem::canonical(path, failure);
-    return failure ? path : real.string();
+    if (failure)
+        throw unsupported(
+            fmt::format("cannot open '{}': its file has no name any more, which libhdf5 needs", path));
+    return real.string();
 }
 
 hdf5_request request_about(const input_file& file, hdf5_question question, std::string about = {}) {

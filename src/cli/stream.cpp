@@ -302,11 +302,12 @@ std::string as_text(const stream_result& result, const loader_report& report, co
                     double open_seconds, const std::vector<std::string>& notes) {
     std::string text = fmt::format(
         "streamed  {} in {}, {}, {} to {}\n"
-        "speed     {:.2f} GB/s, {:.4g} rows/s: {:.3f} s, after {:.3f} s of opening\n",
+        "speed     {:.2f} GB/s, {} rows/s: {:.3f} s, after {:.3f} s of opening\n",
         readable_size(result.bytes), readable_count(result.rows, "row", "rows"),
         readable_count(result.batches, "batch", "batches"),
         readable_count(result.epoch_seconds.size(), "epoch", "epochs"), device.name(), result.gbps(),
-        result.rows_per_second(), result.seconds, open_seconds);
+        fmt::format("{:.{}f}", result.rows_per_second(), result.rows_per_second() < 100 ? 2 : 0),
+        result.seconds, open_seconds);
     if (result.epoch_seconds.size() > 1) {
         constexpr std::size_t max_shown = 8;
         const auto shown = std::min(result.epoch_seconds.size(), max_shown);

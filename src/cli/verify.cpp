@@ -165,8 +165,13 @@ void verify(const argument_list& arguments) {
                        });
         return print(fmt::format("{}: OK\n", escaped(path)));
     }
-    if (write && (path.starts_with("/dev/") || path.starts_with("/proc/")))
-        throw usage_error(fmt::format("--write writes beside a file, and '{}' is no name of one", path));
+    const bool is_descriptor =
+        path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/");
+    if (write && is_descriptor)
+        throw usage_error(
+            fmt::format("--write writes beside the file, and '{}' is the name of a descriptor: give "
+                        "the file's own path",
+                        path));
     const input_file file = open_one_file(path);
     const std::string checksum_path = path + ".xxh3";
     if (write) {

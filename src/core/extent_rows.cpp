@@ -156,8 +156,9 @@ std::shared_ptr<const row_source> make_extent_rows(sources_view sources) {
 }
 
 std::string describe_sources(sources_view sources) {
-    return fmt::format("{} to {} ({} sources)", sources.front()->description(), sources.back()->description(),
-                       sources.size());
+    const std::string first = sources.front()->description(), last = sources.back()->description();
+    const std::string names = first == last ? first : fmt::format("{} to {}", first, last);
+    return fmt::format("{} ({} sources)", names, sources.size());
 }
 
 void refuse_row_count(sources_view sources, const row_source& last) {

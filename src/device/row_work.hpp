@@ -121,7 +121,7 @@ struct row_transfer {
     /// In device memory: the part of begin ... end - 1 that is moved. Null: all of it. For gathers, and for
     /// scatters that do not sum.
     const row_range* range = nullptr;
-    /// The order's indices in the range are ascending and all different, though it is not marked as sorted.
+    /// The order's indices in the range are strictly ascending, though the order is not marked as sorted.
     bool is_ascending = false;
     /// The table has one row per index of the transfer: its row i belongs to index begin + i of the order.
     /// For equal indices, a gather reads only the row of the first index. A scatter may write all of their

@@ -31,7 +31,7 @@ void check_apart(const row_table& table, const call_request& request) {
     }
 }
 
-/// Refuses gathers that would overwrite their own indices, which are read while rows are written.
+/// Refuses gathers that would overwrite their own indices, which may be read while rows are written.
 void check_apart(const row_batch& batch, std::uint64_t row_size_bytes) {
     if (!batch.ids.on_device() || row_size_bytes == 0) return;
     const std::uint64_t count = batch.ids.size();

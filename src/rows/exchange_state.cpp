@@ -30,6 +30,7 @@ constexpr std::uint64_t max_rows_of_call = std::numeric_limits<std::uint32_t>::m
 /// Returns the options.
 /// @throws invalid_argument for values that are out of range.
 row_exchange_options checked(const row_exchange_options& options) {
+    check_enumerator(options.route, row_route::hybrid, "row_route");
     const bool is_share = options.staged_share >= 0 && options.staged_share < 1;
     if (!is_share) {
         throw invalid_argument(fmt::format(
@@ -100,7 +101,6 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       engine_(make_engine_transfer(setup_)),
       staged_(make_staged_transfer(setup_, rings_, arena_)) {
     setup_.threads = static_cast<unsigned>(arena_.max_concurrency());
-    check_enumerator(options.route, row_route::hybrid, "row_route");
     device.backend().prepare_rows();
     page_lock();
     const bool needs_reach = options.route == row_route::direct || options.route == row_route::copy ||

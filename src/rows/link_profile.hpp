@@ -101,11 +101,11 @@ struct link_profile {
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
     std::uint64_t min_staging_bytes = 256 << 10;    ///< smaller staging buffers are used only if required
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables of more bytes are large
-    unsigned usual_blocks = 8;                                 ///< for shorter rows than the next two
+    unsigned usual_blocks = 8;         ///< for shorter rows, but not for scatters to large tables
     unsigned long_gather_blocks = 4;   ///< for gathers of rows of min_long_bytes and more
     unsigned long_scatter_blocks = 7;  ///< for scatters of rows of min_long_scatter_bytes and more
-    /// With longer rows, more blocks are not faster, and take the link from gathers that run at the same
-    /// time.
+    /// From this size on, more blocks do not make a scatter faster, and they take the link from gathers that
+    /// run at the same time.
     std::uint64_t min_long_scatter_bytes = 1536;
     // kernels that wait longer for each byte: of unaligned rows, of sums, of scatters of short rows to large
     // tables

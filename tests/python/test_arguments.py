@@ -124,9 +124,9 @@ class TableTest(Folder):
             table.scatter([2], [[7, 7, 8]])
             self.assertEqual(values[1:3].tolist(), [[9, 9, 9], [7, 7, 8]])
         complex_values = torch.ones(2, 3, dtype=torch.complex64)
-        for not_contiguous in (complex_values.t(), complex_values.conj()):
-            with self.assertRaisesRegex(pinflow.InvalidArgument, "contiguous"):
-                pinflow.RowTable(not_contiguous, device="host")
+        for tensor, reason in ((complex_values.t(), "contiguous"), (complex_values.conj(), "resolve_conj")):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, reason):
+                pinflow.RowTable(tensor, device="host")
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
     def test_tensors_of_pytorch_are_saved(self):
@@ -147,9 +147,9 @@ class TableTest(Folder):
             for device in ("cpu", "host"):
                 self.assertEqual(make(device).device, "host")
             for device in ("gpu", "cuda:x", "cuda:-1", None, True, ["cpu"]):
-                with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is auto, host or cpu, cuda, cuda:N"):
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is 'auto', 'host' or 'cpu', 'cuda', 'cuda:N'"):
                     make(device)
-        with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is host or cpu"):
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is 'host' or 'cpu'"):
             pinflow.load_file(self.saved(), device="auto")
 
 

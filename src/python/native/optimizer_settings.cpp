@@ -103,7 +103,7 @@ template <std::size_t Index>
 optimizer first_of(const std::string& rule, const numbers_by_name& numbers) {
     if constexpr (Index == std::variant_size_v<optimizer>) {
         const auto all = std::make_index_sequence<std::variant_size_v<optimizer>>();
-        throw invalid_argument(fmt::format("there is no rule '{}': there are {}", rule, rule_names(all)));
+        throw invalid_argument(fmt::format("there is no rule '{}'; the rules are {}", rule, rule_names(all)));
     } else {
         std::variant_alternative_t<Index, optimizer> settings;
         const std::string_view name = rule_name(settings);

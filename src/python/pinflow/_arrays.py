@@ -331,7 +331,7 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
-    or symbolic link of that name is replaced."""
+    or symbolic link of that name is replaced. The array is one of numpy, or a dense tensor of PyTorch on the CPU."""
     import numpy
 
     text = path_text(path)

@@ -223,7 +223,11 @@ class EmbeddingTable:
         self._begin()
 
     def export_weights(self, path: Any) -> None:
-        """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits."""
+        """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits.
+
+        Raises:
+            InvalidArgument: the name does not end in .npy. SystemFailure: the file cannot be written.
+        """
         text = path_text(path)
         if not text.endswith(".npy"):
             raise InvalidArgument(f"export_weights writes .npy files, and the name {ascii(text)} has another ending")

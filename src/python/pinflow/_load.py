@@ -97,7 +97,7 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file has the
             name of the file without .npy.
-        device: 'cpu', 'cuda', 'cuda:N', a number of a GPU, or a torch.device.
+        device: 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a torch.device.
         names: names or shell patterns of the tensors to load; all if not given.
         dtype: the type that float16, bfloat16, float32 and float64 tensors are cast to, rounded once (PyTorch rounds
             float64 to float32 first). Others keep their type.

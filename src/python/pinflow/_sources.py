@@ -1,4 +1,4 @@
-"""Where rows come from: arrays, paths, tensors, objects of one's own, and several of them as one array."""
+"""Where rows come from: arrays, paths, tensors, Python row sources, and several of them as one array."""
 
 from __future__ import annotations
 

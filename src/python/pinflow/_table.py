@@ -49,8 +49,10 @@ class RowTable:
                 raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
                                       "as numbers of 1, 2, 4 or 8 bytes, such as view('u1')")
             if elements.flags.writeable:
-                is_copy = any(getattr(array, name, bool)() for name in ("is_conj", "is_neg"))  # of lazy elements
-                if is_copy or not elements.flags.c_contiguous:
+                if any(getattr(array, name, bool)() for name in ("is_conj", "is_neg")):  # `elements` is a copy
+                    raise InvalidArgument("a table cannot be a tensor that is conjugated or negated lazily: give "
+                                          "resolve_conj() or resolve_neg() of it")
+                if not elements.flags.c_contiguous:
                     raise InvalidArgument("the rows of a table are contiguous, and this array's are not")
                 writable = bytes_of(elements)
             if spelling not in BEYOND_NUMPY:

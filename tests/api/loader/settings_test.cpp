@@ -35,11 +35,9 @@ TEST_CASE("loader: refuses invalid and contradictory options, and gives the reas
         CHECK(refuses({numbered_rows(100, 1000)}, {.memory_bytes = 1000}, "do not fit into 1000 bytes"));
         CHECK(refuses({numbered_rows(3)}, {.batch_rows = 1, .epochs = ~std::uint64_t{0}}, "too many"));
         CHECK(refuses({numbered_rows(3)}, {.route = route::read}, "no file to read from"));
-        CHECK(refuses({numbered_rows(3)}, {.order = static_cast<order>(77)},
-                      "77 is none of the values of order"));
-        CHECK(refuses({numbered_rows(3)}, {.route = static_cast<route>(-1)},
-                      "-1 is none of the values of route"));
-        CHECK(refuses({numbered_rows(3)}, {.tail = static_cast<tail>(2)}, "2 is none of the values of tail"));
+        CHECK(refuses({numbered_rows(3)}, {.order = static_cast<order>(77)}, "order has no value 77"));
+        CHECK(refuses({numbered_rows(3)}, {.route = static_cast<route>(-1)}, "route has no value -1"));
+        CHECK(refuses({numbered_rows(3)}, {.tail = static_cast<tail>(2)}, "tail has no value 2"));
         if (device.kind() == device_kind::host) {
             CHECK(refuses({numbered_rows(3)}, {.order = order::shuffled, .route = route::direct},
                           "sequential order"));
