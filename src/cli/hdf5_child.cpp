@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "formats/hdf5_description.hpp"
+#include "src/cli/open.hpp"
 #include "src/core/error_advice.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
@@ -244,10 +245,9 @@ void hdf5_child::ask(const hdf5_request& request, std::span<std::byte> destinati
 
 namespace {
 
-/// The path under which the child finds the file. Names of the parent's descriptors, such as /dev/stdin, name
-/// other files in the child.
+/// The path under which the child finds the file.
 std::string path_for_child(const std::string& path) {
-    if (!path.starts_with("/dev/") && !path.starts_with("/proc/")) return path;
+    if (!names_descriptor(path)) return path;
     std::error_code failure;
     const std::filesystem::path real = std::filesystem::canonical(path, failure);
     if (failure)

@@ -15,6 +15,12 @@ namespace pinflow::cli {
 /// The prefix by which a FILE argument names a segment.
 inline constexpr std::string_view segment_prefix = "shm:";
 
+/// Whether the path names a descriptor of this process, as /dev/stdin does. Another process finds another
+/// file there, and none can be made beside it.
+constexpr bool names_descriptor(std::string_view path) noexcept {
+    return path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/");
+}
+
 /// FILE[:NAME] or shm:NAME on the command line.
 struct source_argument {
     std::string path;                   ///< of the file; all of FILE[:NAME] if FILE is a pattern

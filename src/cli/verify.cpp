@@ -165,9 +165,7 @@ void verify(const argument_list& arguments) {
                        });
         return print(fmt::format("{}: OK\n", escaped(path)));
     }
-    const bool is_descriptor =
-        path == "/dev/stdin" || path.starts_with("/dev/fd/") || path.starts_with("/proc/");
-    if (write && is_descriptor)
+    if (write && names_descriptor(path))
         throw usage_error(
             fmt::format("--write writes beside the file, and '{}' is the name of a descriptor: give "
                         "the file's own path",
