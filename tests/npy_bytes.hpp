@@ -2,13 +2,32 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <fstream>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
-/// .npy files put together by hand, for the tests of readers.
+#include "pinflow/array.hpp"
+
+/// .npy files put together by hand, and arrays of numbers, for the tests of readers and writers.
 namespace npy_bytes {
+
+/// 0, 1, 2, ...
+inline std::vector<std::int32_t> counted(std::size_t count) {
+    std::vector<std::int32_t> values(count);
+    std::iota(values.begin(), values.end(), 0);
+    return values;
+}
+
+/// The elements of an array of 32-bit integers that has a view.
+inline std::vector<std::int32_t> payload(const pinflow::array& opened) {
+    std::vector<std::int32_t> values(opened.size_bytes() / 4);
+    if (!values.empty()) std::memcpy(values.data(), opened.view().data(), opened.size_bytes());
+    return values;
+}
 
 /// Magic, version, length and text: a header as in a file, without padding.
 inline std::string header(std::string_view text, unsigned major_version = 1) {

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -21,24 +20,14 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace sys = pinflow::detail::system;
+using npy_bytes::counted;
 using npy_bytes::header;
+using npy_bytes::payload;
 using npy_bytes::text;
 using npy_bytes::write_file;
 using pinflow::dtype;
 using pinflow::open_npy;
 using pinflow::shape_vector;
-
-std::vector<std::int32_t> counted(std::size_t count) {
-    std::vector<std::int32_t> values(count);
-    std::iota(values.begin(), values.end(), 0);
-    return values;
-}
-
-std::vector<std::int32_t> payload(const pinflow::array& opened) {
-    std::vector<std::int32_t> values(opened.size_bytes() / 4);
-    if (!values.empty()) std::memcpy(values.data(), opened.view().data(), opened.size_bytes());
-    return values;
-}
 
 /// The sentence that opening `path` ends with; it must be an error of pinflow's.
 std::string refusal(const fs::path& path) {

@@ -1,9 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <cstring>
 #include <filesystem>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -19,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 namespace sys = pinflow::detail::system;
+using npy_bytes::counted;
+using npy_bytes::payload;
 using npy_bytes::read_file;
 using npy_bytes::write_file;
 using pinflow::array_view;
@@ -26,24 +26,12 @@ using pinflow::dtype;
 using pinflow::open_npy;
 using pinflow::shape_vector;
 
-std::vector<std::int32_t> counted(std::size_t count) {
-    std::vector<std::int32_t> values(count);
-    std::iota(values.begin(), values.end(), 0);
-    return values;
-}
-
 const std::byte* bytes_of(const std::vector<std::int32_t>& values) {
     return reinterpret_cast<const std::byte*>(values.data());
 }
 
 std::span<const std::byte> as_bytes(const std::vector<std::int32_t>& values) {
     return std::as_bytes(std::span(values));
-}
-
-std::vector<std::int32_t> payload(const pinflow::array& opened) {
-    std::vector<std::int32_t> values(opened.size_bytes() / 4);
-    if (!values.empty()) std::memcpy(values.data(), opened.view().data(), opened.size_bytes());
-    return values;
 }
 
 std::size_t files_in(const fs::path& folder) {
