@@ -300,7 +300,9 @@ class FlatParametersTest(unittest.TestCase):
         with self.assertRaisesRegex(pinflow.InvalidArgument, "requires a gradient"):
             pinflow.FlatParameters(model.requires_grad_(False).parameters())
         floats = {"pinflow": torch.zeros(100), "rates": [0.1]}
-        for state in ({}, {"pinflow": None, "rates": [0.1]}, floats, None):
+        state = pinflow.FlatParameters(model_on("cpu").parameters()).state_dict()
+        wrong_rates = [{**state, "rates": ["x"]}, {**state, "rates": 3}, {**state, "initial_rates": []}]
+        for state in ({}, {"pinflow": None, "rates": [0.1]}, floats, None, *wrong_rates):
             with self.assertRaisesRegex(pinflow.InvalidArgument, "no state of pinflow.FlatParameters"):
                 pinflow.FlatParameters(model_on("cpu").parameters()).load_state_dict(state)
 

@@ -394,10 +394,13 @@ class FlatParameters:
         given: Mapping[str, Any] = state_dict if isinstance(state_dict, Mapping) else {}
         state: Any = given.get("pinflow")
         count = len(self.param_groups)
-        rates, initial = given.get("rates"), given.get("initial_rates", [None] * count)
         is_state = isinstance(state, torch.Tensor) and state.dtype == torch.uint8 and state.dim() == 1
-        has_rates = all(isinstance(each, list) and len(each) == count for each in (rates, initial))
-        if not is_state or rates is None or not has_rates:
+        try:
+            rates = [float(each) for each in given.get("rates", ())]
+            initial = [None if each is None else float(each) for each in given.get("initial_rates", [None] * count)]
+        except (TypeError, ValueError):
+            is_state = False
+        if not is_state or len(rates) != count or len(initial) != count:
             raise InvalidArgument(f"this is no state of pinflow.FlatParameters with {count} groups")
         with tempfile.TemporaryFile() as file:
             try:
@@ -412,7 +415,7 @@ class FlatParameters:
             except Error as failure:
                 raise _without(f"'{path}'", failure) from None
         for group, rate, first in zip(self.param_groups, rates, initial):
-            group["lr"] = float(rate)
+            group["lr"] = rate
             if first is not None:
                 group["initial_lr"] = first  # for schedulers that resume from it
 
