@@ -9,6 +9,11 @@ from typing import Any
 from ._errors import InvalidArgument
 
 
+def load_device_name(device: Any) -> str:
+    """As device_name, for tensors that are loaded: None is the CPU, and there is no 'auto'."""
+    return device_name("cpu" if device is None else device, takes_auto=False)
+
+
 def device_name(device: Any, *, takes_auto: bool = True) -> str:
     """Returns pinflow's name of a device: 'auto', 'host' or 'cuda:N'. 'cuda' is PyTorch's current GPU if PyTorch has
     initialized CUDA, otherwise the first one.

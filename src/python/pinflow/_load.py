@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
 from ._arrays import Interface, PathLike, numpy_type, path_text
-from ._devices import device_name
+from ._devices import load_device_name
 from ._errors import InvalidArgument
 from ._streams import consumer_stream
 from ._tensor_types import float_spelling, torch_type
@@ -172,7 +172,7 @@ def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], r
         raise InvalidArgument(f"a route is auto, copy, staged or both, not {route!r}")
     if report is not None and not isinstance(report, dict):
         raise InvalidArgument(f"report is a dict that receives facts about the load, not {type(report).__name__}")
-    where = device_name("cpu" if device is None else device, takes_auto=False)
+    where = load_device_name(device)
     kind = framework_of(framework, where)
     loaded: Dict[str, Any] = {}
     if kind != "pt":

@@ -10,7 +10,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _native
 from ._arrays import PathLike
-from ._devices import device_name
+from ._devices import load_device_name
 from ._errors import InvalidArgument, Unsupported
 from ._load import framework_of, is_name, load_with, path_texts
 from ._tensor_types import FORMAT_NAMES
@@ -120,7 +120,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         self._opened: Optional[_native.TensorFiles] = opened
         self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
         self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
-        self._framework = framework_of(framework, device_name("cpu" if device is None else device, takes_auto=False))
+        self._framework = framework_of(framework, load_device_name(device))
         self._device = device
 
     def __enter__(self) -> safe_open:

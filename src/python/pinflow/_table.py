@@ -37,7 +37,7 @@ class RowTable:
 
     def __init__(self, array: Any, *, device: Any = "auto") -> None:
         writable = None
-        if not isinstance(array, (Array, str, os.PathLike)):
+        if not isinstance(array, (Array, str, bytes, os.PathLike)):
             if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):
                 raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
                                       f"{type(array).__name__}: it works in the memory of its array")
