@@ -29,7 +29,8 @@ group_plan plan_groups(const sample_facts& sample, std::span<const sample_array>
     // (but at least min_slots)
     const std::uint64_t slots = std::min<std::uint64_t>(batches * groups, sample.epoch_batches);
     // A caller's own source may take long for each call, and gains nothing from a group: its batches are
-    // filled concurrently, and the first one is delivered as soon as it is filled.
+    // filled concurrently, and the first one is delivered as soon as it is filled. Other arrays of the
+    // sample then have no groups, either.
     const bool has_own_source =
         std::ranges::any_of(arrays, [](const auto& each) { return each.facts.is_callers_own; });
     return {has_own_source ? 1 : batches,
