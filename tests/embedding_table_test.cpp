@@ -130,7 +130,7 @@ TEST_CASE(
     });
 }
 
-TEST_CASE("embedding table: random programs give the same bits if other threads group the ids") {
+TEST_CASE("embedding table: random programs give the same bits if the GPU or other threads group the ids") {
     on_each_device([&](const device& device) {
         std::mt19937_64 random(8192);
         for (int program = 0; program < random_programs() / 100; ++program) {

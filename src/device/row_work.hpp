@@ -101,6 +101,7 @@ struct row_grouping {
     std::int64_t* groups = nullptr;        ///< receives for each position the index of its id in `ids`, or 0
     std::uint32_t* starts = nullptr;       ///< receives where each of `ids` begins in `sorted`; then the end
     std::uint64_t* id_count = nullptr;     ///< receives the number of `ids`
+    std::uint64_t* reported_count = nullptr;  ///< in page-locked memory; receives the same
     row_range* ranges = nullptr;  ///< receives the two ranges of `ids`: below split_id, and the others
     std::uint32_t* tile_counts = nullptr;  ///< scratch: a number for each tile of the order
 };

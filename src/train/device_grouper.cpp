@@ -33,7 +33,7 @@ void device_grouper::group(const table_step& step, std::uint64_t row_count, std:
     const row_groups groups = step.device_groups();
     step_numbers& numbers = step.device_numbers();
     row_sort sort;
-    sort.ids = step.requested_on_device;
+    sort.ids = step.ids_to_group();
     sort.count = step.position_count;
     sort.row_count = row_count;
     sort.sorted_ids = reinterpret_cast<std::uint64_t*>(memory_.data() + ids_bytes_);
@@ -51,6 +51,7 @@ void device_grouper::group(const table_step& step, std::uint64_t row_count, std:
     grouping.groups = groups.groups;
     grouping.starts = groups.starts;
     grouping.id_count = &numbers.row_count;
+    grouping.reported_count = &step.host_numbers().row_count;
     grouping.ranges = numbers.ranges;
     grouping.tile_counts = reinterpret_cast<std::uint32_t*>(memory_.data() + counts_bytes_);
     backend.group_rows(grouping, stream.native_handle());

@@ -15,9 +15,9 @@ class device_grouper {
  public:
     device_grouper(std::uint64_t max_ids, stream_view stream, std::shared_ptr<memory_resource> resource);
 
-    /// Enqueues the grouping of step.requested_on_device. Writes the step's groups and numbers in device
-    /// memory, and ids that are not below `row_count` to its errors. Rows below `split_id` are the first
-    /// range.
+    /// Enqueues the grouping of step.ids_to_group(). Writes the step's groups and numbers in device memory,
+    /// the number of rows also in host memory, and ids that are not below `row_count` to its errors. Rows
+    /// below `split_id` are the first range.
     void group(const table_step& step, std::uint64_t row_count, std::uint64_t split_id, stream_view stream);
 
  private:

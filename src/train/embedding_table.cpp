@@ -44,7 +44,7 @@ const embedding_lease::state& embedding_lease::valid() const {
 }
 
 std::uint64_t embedding_lease::row_count() const {
-    return valid().step->row_count;
+    return valid().table->count_rows(*valid().step);
 }
 std::byte* embedding_lease::weights() const {
     return valid().step->records.data();
@@ -68,7 +68,9 @@ std::span<const std::uint64_t> embedding_lease::ids() const {
     if (valid().step->requested_on_device != nullptr)
         throw unsupported(
             "the host does not know the ids of this lease, which were in device memory: see device_ids()");
-    return valid().step->ids();
+    auto& table = *valid().table;
+    const auto lock = locked(table.process, table.call_mutex);
+    return table.host_ids(*valid().step);
 }
 
 // ---- the table -------------------------------------------------------------------------------------------

@@ -84,7 +84,7 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
 
 void embedding_table::state::scatter(const table_step& step) {
     if (step.row_count == 0) return;
-    if (step.requested_on_device != nullptr) {
+    if (step.is_grouped_on_device) {
         scatter_ranges(step);
         return;
     }

@@ -8,8 +8,8 @@
 #include "src/rows/route_plan.hpp"
 #include "src/train/table_state.hpp"
 
-// What a table does for ids in device memory. The host does not know how many differ, so kernels move the
-// rows.
+// What a table does for ids that the device groups. The host does not know how many differ, so kernels move
+// the rows.
 
 namespace pinflow {
 
@@ -25,9 +25,9 @@ void embedding_table::state::check_device_ids(row_ids ids) const {
             exchange_->plan_gather(ids.size()).reason));
 }
 
-/// Throws the error that the device has found in a fetch that it has finished, once.
+/// Throws the error that the device has found in ids that it has grouped, once.
 void embedding_table::state::throw_wrong_ids(table_step& step) {
-    if (step.requested_on_device == nullptr || !step.gathered.done()) return;
+    if (step.requested_on_device == nullptr || !step.grouped.done()) return;
     const detail::index_errors found = std::exchange(step.host_numbers().errors, {});
     if (found.outside_count == 0) return;
     throw invalid_argument(
@@ -43,9 +43,39 @@ void embedding_table::state::throw_wrong_ids() {
         throw_wrong_ids(*step);
 }
 
+/// Whether the device groups many ids in host memory: it takes less time than the CPU, and the indices need
+/// not cross the link. The rows must travel as those of ids in device memory.
+bool embedding_table::state::can_group_on_device() const {
+    if (is_on_host() || options.max_batch_ids < min_parallel_ids) return false;
+    return !exchange_ || (exchange_->is_in_place() &&
+                          exchange_->plan_gather(options.max_batch_ids).route == row_route::direct);
+}
+
+void embedding_table::state::make_grouper() {
+    device_grouper_.emplace(options.max_batch_ids, groupings_, options.resource);
+}
+
 void embedding_table::state::group_on_device(const table_step& step) {
-    if (!device_grouper_) device_grouper_.emplace(options.max_batch_ids, gathers_, options.resource);
-    device_grouper_->group(step, options.row_count, options.device_rows, gathers_);
+    if (!device_grouper_) make_grouper();
+    device_grouper_->group(step, options.row_count, options.device_rows, groupings_);
+}
+
+/// The number of rows that a lease names.
+std::uint64_t embedding_table::state::count_rows(const table_step& step) const {
+    if (step.requested_on_device != nullptr || !step.is_grouped_on_device) return step.row_count;
+    step.grouped.synchronize();
+    return step.host_numbers().row_count;
+}
+
+/// The ids of the rows, in host memory.
+std::span<const std::uint64_t> embedding_table::state::host_ids(table_step& step) {
+    if (!step.is_grouped_on_device) return step.ids();
+    const std::span ids(step.host_groups().ids, count_rows(step));
+    copy_to_host_async(std::as_writable_bytes(ids),
+                       reinterpret_cast<const std::byte*>(step.device_groups().ids), groupings_);
+    step.grouped.record(groupings_);
+    step.grouped.synchronize();
+    return ids;
 }
 
 /// Calls move(transfer) for the rows below device_rows, and for those of the exchange.

@@ -33,6 +33,7 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
       device(where),
       layout(detail::lay_out_record(options)),
       rule(detail::layout_of(options.rule)),
+      groupings_(device),
       gathers_(device),
       writes_(device),
       rate_set_(device) {
@@ -48,6 +49,8 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
     for (unsigned i = 0; i < step_count(); ++i)
         steps_.push_back(
             std::make_unique<table_step>(options.max_batch_ids, layout, gathers_, options.resource));
+    groups_on_device_ = can_group_on_device();
+    if (groups_on_device_) make_grouper();
     if (!options.keeps_records) initialise();
     gathers_.synchronize();
 }
@@ -55,6 +58,7 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
 embedding_table::state::~state() {
     threads_.reset();
     try {
+        groupings_.synchronize();
         gathers_.synchronize();
         writes_.synchronize();
         rate_set_.synchronize();

@@ -19,9 +19,6 @@ namespace {
 
 using detail::table_step;
 
-/// From this number of ids on, prefetch leaves the grouping to other threads. Not tuned.
-constexpr std::size_t min_threaded_ids = 8192;
-
 }  // namespace
 
 // ---- checks ----------------------------------------------------------------------------------------------
@@ -128,10 +125,10 @@ table_step& embedding_table::state::take_step() {
     table_step* free = nullptr;
     for (const std::unique_ptr<table_step>& step : steps_) {
         if (phase_of(*step) != table_step::phase::free) continue;
-        if (step->gathered.done()) return *step;
+        if (step->grouped.done()) return *step;
         if (free == nullptr) free = step.get();
     }
-    if (free != nullptr) return *free;  // the caller waits until its memory is filled
+    if (free != nullptr) return *free;  // the caller waits for its memory
     const auto has_no_reader = [](const table_step* each) { return each->readers == 0; };
     auto oldest = std::ranges::find_if(committed_, has_no_reader);
     // Fetches that were not prefetched have overtaken prefetched ones, which may need all commits that are
@@ -174,17 +171,19 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
 /// Takes a step for these ids.
 table_step& embedding_table::state::begin_step(row_ids ids) {
     table_step& step = take_step();
-    if (step.requested_on_device != nullptr) {
-        // an error of the memory's last fetch
-        if (!step.gathered.done()) step.gathered.synchronize();
+    if (step.is_grouped_on_device) {
+        // the last ids in this memory, and the error of their fetch
+        if (!step.grouped.done()) step.grouped.synchronize();
         throw_wrong_ids(step);
     }
     step.position_count = ids.size();
-    step.requested_on_device = ids.on_device() ? ids.data() : nullptr;
+    step.requested = {};
+    step.requested_on_device = nullptr;
+    step.is_grouped_on_device = ids.on_device() || (groups_on_device_ && ids.size() >= min_parallel_ids);
     if (ids.on_device()) {
-        step.requested.clear();
+        step.requested_on_device = ids.data();
     } else {
-        step.requested.assign(ids.data(), ids.data() + ids.size());
+        step.copy_requested({ids.data(), ids.size()});
     }
     step.newer.clear();
     step.failure = nullptr;
@@ -199,7 +198,7 @@ void embedding_table::state::prefetch(row_ids ids) {
         throw invalid_argument(
             fmt::format("look_ahead is {}, and as many steps are prefetched already", options.look_ahead));
     table_step& step = begin_step(ids);
-    if (ids.size() >= min_threaded_ids) {
+    if (ids.size() >= min_parallel_ids && !step.is_grouped_on_device) {
         // two: one groups ids while the other one enqueues
         if (!threads_)
             threads_.emplace(std::min(options.look_ahead, 2U),
@@ -261,12 +260,12 @@ detail::row_transfer embedding_table::state::transfer_of(const table_step& step,
     return transfer;
 }
 
-/// Groups step.requested. Ids in device memory are grouped by `gather`.
+/// Groups step.requested, unless the device does this later.
 void embedding_table::state::group(table_step& step, detail::row_grouper& grouper) const {
     // the memory's last upload
-    if (!step.gathered.done()) step.gathered.synchronize();
+    if (!step.grouped.done()) step.grouped.synchronize();
     step.host_numbers() = {};
-    if (step.requested_on_device != nullptr) {
+    if (step.is_grouped_on_device) {
         step.row_count = step.position_count;
         return;
     }
@@ -274,15 +273,29 @@ void embedding_table::state::group(table_step& step, detail::row_grouper& groupe
     step.host_numbers().row_count = step.row_count;
 }
 
-/// Enqueues the gather of a step.
-void embedding_table::state::gather(table_step& step) {
-    const stream_view stream = gathers_;
+/// Enqueues what brings the groups of a step to its device memory.
+void embedding_table::state::bring_groups(table_step& step) {
+    const stream_view stream = groupings_;
     // earlier users of the memory
+    stream.wait(step.gathered);
     stream.wait(step.written);
     stream.wait(step.released);
     try {
         step.upload(stream);
-        if (step.requested_on_device != nullptr) group_on_device(step);
+        if (step.is_grouped_on_device) group_on_device(step);
+    } catch (...) {
+        step.grouped.record(stream);  // a part may have been enqueued
+        throw;
+    }
+    step.grouped.record(stream);
+}
+
+/// Enqueues the gather of a step, after its groups.
+void embedding_table::state::gather(table_step& step) {
+    bring_groups(step);
+    const stream_view stream = gathers_;
+    try {
+        stream.wait(step.grouped);
         for (table_step* const commit : committed_) {
             if (commit->is_ordered) continue;
             if (!is_on_host() && commit == committed_.back() && !commit->written.done()) {
@@ -292,7 +305,7 @@ void embedding_table::state::gather(table_step& step) {
                 commit->is_ordered = true;
             }
         }
-        if (step.requested_on_device != nullptr) {
+        if (step.is_grouped_on_device) {
             gather_ranges(step);
         } else if (step.row_count != 0) {
             const std::uint64_t on_device = device_count(step);
@@ -333,12 +346,12 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
         group(*step, grouper_);
         if (ids.on_device()) {
             step->ids_ready.record(stream);
-            gathers_.view().wait(step->ids_ready);
+            groupings_.view().wait(step->ids_ready);
         }
         try {
             gather(*step);
         } catch (...) {
-            if (ids.on_device()) stream.wait(step->gathered);  // the device may still read the ids
+            if (ids.on_device()) stream.wait(step->grouped);  // the device may still read the ids
             throw;
         }
     }

@@ -28,14 +28,14 @@ namespace pinflow {
 /// What a table owns; leases share it. Each member except `drop` is called with call_mutex locked, by one
 /// thread at a time. `drop` may be called by any thread.
 ///
-/// Prefetched steps with many ids are prepared by other threads: they group the ids, then lock call_mutex
-/// while they enqueue the gather.
+/// A GPU that reaches the storage in place groups many ids itself. Otherwise, prefetched steps with many ids
+/// are prepared by other threads: they group the ids, then lock call_mutex while they enqueue the gather.
 ///
-/// Gathers run on one stream and writes on another, so that the rows of a prefetched step may be gathered
-/// while an earlier step is computed or written. The gather then reads old records, and on a GPU half-written
-/// ones. Each fetch replaces them with the records of the commits that its gather may have missed. Until
-/// then, these stay in device memory. Each commit does the same with the records that other leases have
-/// committed since its fetch.
+/// Ids are grouped on one stream, gathers run on another and writes on a third, so that the rows of a
+/// prefetched step may be gathered while an earlier step is computed or written. The gather then reads old
+/// records, and on a GPU half-written ones. Each fetch replaces them with the records of the commits that its
+/// gather may have missed. Until then, these stay in device memory. Each commit does the same with the
+/// records that other leases have committed since its fetch.
 struct embedding_table::state {
     state(embedding_options chosen, const pinflow::device& where);
     ~state();
@@ -58,6 +58,8 @@ struct embedding_table::state {
     void check_stream(stream_view stream) const;
     void check_gradients(const detail::table_step& step, const std::byte* gradients,
                          const pinflow::dtype& type) const;
+    std::uint64_t count_rows(const detail::table_step& step) const;
+    std::span<const std::uint64_t> host_ids(detail::table_step& step);
     void synchronize();
 
     embedding_options options;
@@ -68,6 +70,10 @@ struct embedding_table::state {
     const ::pid_t process = ::getpid();
 
  private:
+    /// From this number of ids on, the device groups them, or other threads group those of a prefetch. Not
+    /// tuned.
+    static constexpr std::uint64_t min_parallel_ids = 8192;
+
     void make_storage();
     void initialise();
     void fill(std::uint64_t first_row, std::span<std::byte> records) const;
@@ -90,6 +96,7 @@ struct embedding_table::state {
     detail::table_step& take_step();
     detail::table_step& begin_step(row_ids ids);
     void group(detail::table_step& step, detail::row_grouper& grouper) const;
+    void bring_groups(detail::table_step& step);
     void gather(detail::table_step& step);
     void prepare(detail::table_step& step, detail::row_grouper& grouper) noexcept;
     void wait_for_grouping();
@@ -104,8 +111,10 @@ struct embedding_table::state {
     /// The ids of the other rows, counted from the first row of the exchange.
     std::span<const std::uint64_t> exchanged_ids(const detail::table_step& step);
     detail::row_transfer transfer_of(const detail::table_step& step, std::uint64_t count) const;
-    // for ids in device memory
+    // for ids that the device groups
     void check_device_ids(row_ids ids) const;
+    bool can_group_on_device() const;
+    void make_grouper();
     void group_on_device(const detail::table_step& step);
     template <typename Move>
     void move_ranges(const detail::table_step& step, detail::row_direction direction, Move move);
@@ -113,14 +122,15 @@ struct embedding_table::state {
     void scatter_ranges(const detail::table_step& step);
 
     mutable std::mutex mutex_;  ///< of the phases
-    stream gathers_, writes_;
+    stream groupings_, gathers_, writes_;
     event rate_set_;
     device_buffer first_rows_;
     device_buffer rule_memory_;
     const detail::rule_numbers* numbers_ = nullptr;  ///< in rule_memory_
     std::optional<row_exchange> exchange_;           ///< of the rows from device_rows on
-    std::optional<detail::device_grouper>
-        device_grouper_;  ///< made by the first fetch of ids in device memory
+    bool groups_on_device_ = false;                  ///< many ids in host memory
+    /// Made by the first fetch of ids in device memory, unless groups_on_device_ is set.
+    std::optional<detail::device_grouper> device_grouper_;
     std::vector<std::uint64_t> exchanged_;
     detail::row_grouper grouper_;  ///< of the caller's thread
     std::vector<std::unique_ptr<detail::table_step>> steps_;

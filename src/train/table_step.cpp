@@ -1,5 +1,6 @@
 #include "src/train/table_step.hpp"
 
+#include <algorithm>
 #include <array>
 
 namespace pinflow::detail {
@@ -23,8 +24,9 @@ table_step::table_step(std::uint64_t max, const record_layout& layout, stream_vi
       records(max * layout.size_bytes, stream, resource),
       indices(index_bytes(max), stream, resource),
       sums(max / frequent_gradients * layout.columns * sizeof(float), stream, resource),
-      host(index_bytes(max), stream.device()),
+      host(index_bytes(max) + max * sizeof(std::uint64_t), stream.device()),
       ids_ready(stream.device()),
+      grouped(stream.device()),
       gathered(stream.device()),
       ready(stream.device()),
       updated(stream.device()),
@@ -41,6 +43,12 @@ row_groups table_step::groups_at(std::byte* base) const noexcept {
             reinterpret_cast<std::uint32_t*>(base + max_ids * 16)};
 }
 
+void table_step::copy_requested(std::span<const std::uint64_t> ids) {
+    auto* const to = reinterpret_cast<std::uint64_t*>(host.data() + index_bytes(max_ids));
+    std::ranges::copy(ids, to);
+    requested = {to, ids.size()};
+}
+
 void table_step::upload(stream_view stream) const {
     const row_groups from = host_groups();
     const row_groups to = device_groups();
@@ -48,8 +56,9 @@ void table_step::upload(stream_view stream) const {
         return copy_range{reinterpret_cast<std::byte*>(destination),
                           reinterpret_cast<const std::byte*>(source), count * sizeof *source};
     };
-    if (requested_on_device != nullptr) {
+    if (is_grouped_on_device) {
         copy_to_device_async(indices.data(), {host.data(), lists_offset_bytes}, stream);
+        copy_to_device_async(reinterpret_cast<std::byte*>(to.ids), std::as_bytes(requested), stream);
         return;
     }
     // the ids come right after the numbers

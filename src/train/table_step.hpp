@@ -16,9 +16,9 @@ namespace pinflow::detail {
 /// The numbers of a step, in front of its lists of indices, in host memory and in device memory.
 struct step_numbers {
     std::uint64_t row_count = 0;  ///< different ids
-    /// The rows below device_rows, and the others. Only for ids in device memory.
+    /// The rows below device_rows, and the others. Only if the device has grouped the ids.
     row_range ranges[2] = {};
-    /// What the sort has found in ids in device memory; in host memory what it has reported.
+    /// What the device's sort has found in the ids; in host memory what it has reported.
     index_errors errors = {};
     error_count counting = {};  ///< of the sort
 };
@@ -47,21 +47,30 @@ struct table_step {
     record_rows rows() const noexcept {
         return {records.data(), device_groups().ids, &device_numbers().row_count, row_count};
     }
-    /// Copies the numbers from host memory to the device, and, unless ids are in device memory, the indices.
+    /// Sets `requested` to a copy of `ids` in page-locked memory.
+    void copy_requested(std::span<const std::uint64_t> ids);
+    /// Copies the numbers from host memory to the device, and the indices; or, if the device groups the ids,
+    /// only these, unless they are there.
     void upload(stream_view stream) const;
+    /// The caller's ids in device memory, until they are grouped.
+    const std::uint64_t* ids_to_group() const noexcept {
+        return requested_on_device != nullptr ? requested_on_device : device_groups().ids;
+    }
 
     phase now = phase::free;
     std::uint64_t max_ids;
     std::uint64_t position_count = 0;                    ///< the number of the caller's ids
-    std::vector<std::uint64_t> requested;                ///< the caller's ids, if they are in host memory
+    std::span<const std::uint64_t> requested;            ///< the caller's ids, if they are in host memory
     const std::uint64_t* requested_on_device = nullptr;  ///< the caller's ids, if they are in device memory
-    std::uint64_t row_count = 0;           ///< different ids; position_count if ids are in device memory
+    bool is_grouped_on_device = false;                   ///< otherwise the CPU groups the ids
+    std::uint64_t row_count = 0;           ///< different ids; position_count if the device groups them
     std::exception_ptr failure = nullptr;  ///< of preparing the gather; for the fetch
     device_buffer records;
     device_buffer indices;
     device_buffer sums;  ///< record_update::sums
     pinned_buffer host;
     event ids_ready;  ///< the caller's stream has reached the fetch of ids in device memory
+    event grouped;    ///< the indices are in device memory, and those in host memory are not used any more
     event gathered;   ///< all rows have arrived
     event ready;      ///< the lease's rows are those that all commits before its fetch have left
     event updated;    ///< the rows have their new values

@@ -39,8 +39,8 @@ struct embedding_options {
     std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, below 2^32
     /// How many steps can be prefetched; at most 8. The table takes device memory for 2 + 2 * look_ahead
     /// batches of max_batch_ids records, for their indices (24 bytes an id) and sums of gradients (a byte an
-    /// id for every 32 columns), for device_rows, and for its row_exchange. The first fetch of ids in device
-    /// memory takes about 24 bytes more for each of max_batch_ids.
+    /// id for every 32 columns), for device_rows, and for its row_exchange. To group ids, a GPU takes about
+    /// 24 bytes more for each of max_batch_ids.
     unsigned look_ahead = 1;
     /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
     /// depend on it.
@@ -70,7 +70,8 @@ class embedding_lease {
 
     /// False once the lease was committed, written back or moved from. Then no other member may be called.
     bool is_valid() const noexcept;
-    /// The number of different ids. If the ids of the fetch were in device memory, only the device knows it:
+    /// The number of different ids. Waits until they are grouped, which a GPU may do (see
+    /// embedding_table::prefetch). If the ids of the fetch were in device memory, only the device knows it:
     /// then this is position_count(), and rows from *device_row_count() on are undefined.
     std::uint64_t row_count() const;
     /// The number of different ids, in device memory. Valid as long as the lease, for work that is ordered
@@ -85,8 +86,9 @@ class embedding_lease {
     /// memory.
     const std::int64_t* positions() const;
     std::uint64_t position_count() const;
-    /// The ids of the rows, in host memory; valid as long as the lease.
-    /// @throws unsupported if the ids of the fetch were in device memory.
+    /// The ids of the rows, in host memory; valid as long as the lease. If a GPU groups them, waits until
+    /// they have been copied from there.
+    /// @throws device_error; unsupported if the ids of the fetch were in device memory.
     std::span<const std::uint64_t> ids() const;
 
  private:
@@ -144,9 +146,10 @@ class embedding_table {
     const pinflow::device& device() const;
 
     /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. If
-    /// there are 8192 ids or more, up to two background threads group them and enqueue the work; `fetch`
-    /// throws the errors of that work. For fewer ids, and for the memory of a fetch of ids in device memory,
-    /// it waits while the memory that it reuses is still being filled for an earlier step.
+    /// there are 8192 ids or more, a GPU groups them that accesses the storage in place. On the host device,
+    /// and if the storage cannot be accessed in place, up to two background threads group as many ids and
+    /// enqueue the work; `fetch` throws the errors of that work. Without these threads, this waits while the
+    /// memory that it reuses holds ids of an earlier step that are not grouped yet.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already; unsupported for
     /// ids in device memory.
     void prefetch(row_ids ids);
@@ -154,8 +157,8 @@ class embedding_table {
     /// until its ids are grouped.
     void cancel_prefetches();
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
-    /// ids in host memory are grouped. Without a matching prefetch, it also waits while the memory that it
-    /// reuses is still being filled for an earlier step.
+    /// the CPU has grouped ids in host memory, unless a GPU does. Without a matching prefetch, it also waits
+    /// while the memory that it reuses holds ids of an earlier step that are not grouped yet.
     ///
     /// The device groups ids in device memory, in the order of `stream`, whose later work may overwrite them.
     /// If some are outside the table, *device_row_count() and all positions are 0, the rows are undefined,

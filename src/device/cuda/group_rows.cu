@@ -53,6 +53,7 @@ __device__ std::uint32_t count_before(const row_grouping& work) {
 __device__ void write_ends(const row_grouping& work, std::uint32_t count, std::uint64_t end) {
     work.starts[count] = static_cast<std::uint32_t>(end);
     *work.id_count = count;
+    *work.reported_count = count;
     work.ranges[0].begin = 0;
     work.ranges[1].end = count;
 }

@@ -188,6 +188,7 @@ void group(const row_grouping& grouping) {
     }
     grouping.starts[found] = static_cast<std::uint32_t>(count);
     *grouping.id_count = found;
+    *grouping.reported_count = found;
     grouping.ranges[0] = {0, below};
     grouping.ranges[1] = {below, found};
 }

@@ -49,7 +49,8 @@ std::span<const std::int64_t> ids_at(std::uintptr_t address, std::uint64_t count
 /// A lease that Python may drop at any time, also on another thread.
 class python_lease {
  public:
-    explicit python_lease(embedding_lease lease) : lease_(std::move(lease)) {}
+    python_lease(embedding_lease lease, std::uint64_t row_count)
+        : row_count_(row_count), lease_(std::move(lease)) {}
     python_lease(const python_lease&) = delete;
     python_lease& operator=(const python_lease&) = delete;
     ~python_lease() {
@@ -62,6 +63,10 @@ class python_lease {
         return lease_;
     }
     bool is_valid() const noexcept { return lease_.is_valid(); }
+    std::uint64_t row_count() const {
+        static_cast<void>(get());
+        return row_count_;
+    }
     /// Needs the GIL, so that one thread gets it.
     embedding_lease take() {
         static_cast<void>(get());
@@ -80,6 +85,7 @@ class python_lease {
     }
 
  private:
+    std::uint64_t row_count_;
     embedding_lease lease_;
 };
 
@@ -144,7 +150,7 @@ void bind_embedding_tables(nb::module_& module) {
         .def_prop_ro(
             "weights_address",
             [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().weights()); })
-        .def_prop_ro("row_count", [](const python_lease& self) { return self.get().row_count(); })
+        .def_prop_ro("row_count", &python_lease::row_count)
         .def_prop_ro("stride_bytes", [](const python_lease& self) { return self.get().stride_bytes(); })
         .def_prop_ro(
             "positions_address",
@@ -214,9 +220,12 @@ void bind_embedding_tables(nb::module_& module) {
                stream_number stream) {
                 const row_ids wanted = on_device ? row_ids::on_device(std::bit_cast<const void*>(ids), count)
                                                  : row_ids(ids_at(ids, count));
-                embedding_lease lease = self.run(
-                    stream, [&](embedding_table& table, stream_view on) { return table.fetch(wanted, on); });
-                return new python_lease(std::move(lease));  // Python takes it over
+                auto [lease, row_count] = self.run(stream, [&](embedding_table& table, stream_view on) {
+                    embedding_lease made = table.fetch(wanted, on);
+                    const std::uint64_t rows = made.row_count();  // may wait, so not while the GIL is held
+                    return std::pair(std::move(made), rows);
+                });
+                return new python_lease(std::move(lease), row_count);  // Python takes it over
             },
             nb::arg("ids"), nb::arg("count"), nb::kw_only(), nb::arg("on_device"), nb::arg("stream").none(),
             nb::keep_alive<0, 1>())
