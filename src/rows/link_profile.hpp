@@ -106,7 +106,7 @@ struct link_profile {
     unsigned long_scatter_blocks = 7;  ///< for scatters of rows of min_long_scatter_bytes and more
     /// From this size on, more blocks do not make a scatter faster, and they take the link from gathers that
     /// run at the same time.
-    std::uint64_t min_long_scatter_bytes = 1536;
+    std::uint64_t min_long_scatter_bytes = 1024;
     // kernels that wait longer for each byte: of unaligned rows, of sums, of scatters of short rows to large
     // tables
     unsigned busy_blocks = 32;        ///< if the table is not large
