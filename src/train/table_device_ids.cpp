@@ -46,7 +46,7 @@ void embedding_table::state::throw_wrong_ids() {
 /// Whether the device groups many ids in host memory: it takes less time than the CPU, and the indices need
 /// not cross the link. The rows must travel as those of ids in device memory.
 bool embedding_table::state::can_group_on_device() const {
-    if (is_on_host() || options.max_batch_ids < min_parallel_ids) return false;
+    if (is_on_host() || options.max_batch_ids < min_device_grouped_ids) return false;
     return !exchange_ || (exchange_->is_in_place() &&
                           exchange_->plan_gather(options.max_batch_ids).route == row_route::direct);
 }

@@ -179,7 +179,8 @@ table_step& embedding_table::state::begin_step(row_ids ids) {
     step.position_count = ids.size();
     step.requested = {};
     step.requested_on_device = nullptr;
-    step.is_grouped_on_device = ids.on_device() || (groups_on_device_ && ids.size() >= min_parallel_ids);
+    step.is_grouped_on_device =
+        ids.on_device() || (groups_on_device_ && ids.size() >= min_device_grouped_ids);
     if (ids.on_device()) {
         step.requested_on_device = ids.data();
     } else {
@@ -198,7 +199,7 @@ void embedding_table::state::prefetch(row_ids ids) {
         throw invalid_argument(
             fmt::format("look_ahead is {}, and as many steps are prefetched already", options.look_ahead));
     table_step& step = begin_step(ids);
-    if (ids.size() >= min_parallel_ids && !step.is_grouped_on_device) {
+    if (ids.size() >= min_threaded_ids && !step.is_grouped_on_device) {
         // two: one groups ids while the other one enqueues
         if (!threads_)
             threads_.emplace(std::min(options.look_ahead, 2U),

@@ -70,9 +70,10 @@ struct embedding_table::state {
     const ::pid_t process = ::getpid();
 
  private:
-    /// From this number of ids on, the device groups them, or other threads group those of a prefetch. Not
-    /// tuned.
-    static constexpr std::uint64_t min_parallel_ids = 8192;
+    /// A GPU groups this number of ids and more. With 1024 the CPU is as fast if nothing is prefetched.
+    static constexpr std::uint64_t min_device_grouped_ids = 2048;
+    /// Otherwise, from this number of ids on, prefetch leaves the grouping to other threads. Not tuned.
+    static constexpr std::uint64_t min_threaded_ids = 8192;
 
     void make_storage();
     void initialise();

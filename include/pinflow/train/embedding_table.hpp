@@ -145,11 +145,11 @@ class embedding_table {
     const embedding_options& options() const;
     const pinflow::device& device() const;
 
-    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. If
-    /// there are 8192 ids or more, a GPU groups them that accesses the storage in place. On the host device,
-    /// and if the storage cannot be accessed in place, up to two background threads group as many ids and
-    /// enqueue the work; `fetch` throws the errors of that work. Without these threads, this waits while the
-    /// memory that it reuses holds ids of an earlier step that are not grouped yet.
+    /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. A GPU
+    /// that can access the storage in place groups 2048 ids and more itself. Otherwise, if there are 8192 ids
+    /// or more, up to two background threads group them and enqueue the work; `fetch` throws the errors of
+    /// that work. Without these threads, this waits while the memory that it reuses holds ids of an earlier
+    /// step that are not grouped yet.
     /// @throws as `fetch`; invalid_argument also if look_ahead steps are prefetched already; unsupported for
     /// ids in device memory.
     void prefetch(row_ids ids);

@@ -105,8 +105,8 @@ class EmbeddingTable:
 
     def prefetch(self, ids: Any) -> None:
         """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. If there are
-        8192 ids or more, the GPU groups them. On the CPU, background threads do, and enqueue the work; `fetch` then
-        raises their errors.
+        2048 ids or more, the GPU groups them. On the CPU, background threads group 8192 ids and more, and enqueue the
+        work; `fetch` then raises their errors.
 
         Args:
             ids: whole numbers in host memory.
