@@ -49,8 +49,7 @@ std::span<const std::int64_t> ids_at(std::uintptr_t address, std::uint64_t count
 /// A lease that Python may drop at any time, also on another thread.
 class python_lease {
  public:
-    python_lease(embedding_lease lease, std::uint64_t row_count)
-        : row_count_(row_count), lease_(std::move(lease)) {}
+    explicit python_lease(embedding_lease lease) : lease_(std::move(lease)) {}
     python_lease(const python_lease&) = delete;
     python_lease& operator=(const python_lease&) = delete;
     ~python_lease() {
@@ -63,29 +62,46 @@ class python_lease {
         return lease_;
     }
     bool is_valid() const noexcept { return lease_.is_valid(); }
-    std::uint64_t row_count() const {
-        static_cast<void>(get());
-        return row_count_;
-    }
     /// Needs the GIL, so that one thread gets it.
     embedding_lease take() {
         static_cast<void>(get());
         return std::move(lease_);
     }
-    /// Calls work(lease), which may give up the GIL. If it throws and has left the lease valid, that is kept.
+    /// Calls work(lease), which may give up the GIL. If it leaves the lease valid, that is kept.
     template <typename Work>
-    void use_up(Work work) {
+    void use(Work work) {
         embedding_lease taken = take();
+        const auto keep = [&] {
+            if (taken.is_valid()) lease_ = std::move(taken);
+        };
         try {
             work(std::move(taken));
         } catch (...) {
-            if (taken.is_valid()) lease_ = std::move(taken);
+            keep();
             throw;
         }
+        keep();
+    }
+    /// May wait for the device.
+    std::uint64_t row_count() {
+        std::uint64_t count = 0;
+        use([&](embedding_lease&& held) {
+            const gil_release released;
+            count = held.row_count();
+        });
+        return count;
+    }
+    /// As row_count. Valid as long as the lease.
+    std::span<const std::uint64_t> ids() {
+        std::span<const std::uint64_t> found;
+        use([&](embedding_lease&& held) {
+            const gil_release released;
+            found = held.ids();
+        });
+        return found;
     }
 
  private:
-    std::uint64_t row_count_;
     embedding_lease lease_;
 };
 
@@ -164,8 +180,8 @@ void bind_embedding_tables(nb::module_& module) {
             "device_ids_address",
             [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
         .def("ids",
-             [](const python_lease& self) {
-                 const auto ids = self.get().ids();
+             [](python_lease& self) {
+                 const auto ids = self.ids();
                  return nb::bytes(ids.data(), ids.size_bytes());
              })
         .def("is_valid", [](const python_lease& self) { return self.is_valid(); })
@@ -220,12 +236,9 @@ void bind_embedding_tables(nb::module_& module) {
                stream_number stream) {
                 const row_ids wanted = on_device ? row_ids::on_device(std::bit_cast<const void*>(ids), count)
                                                  : row_ids(ids_at(ids, count));
-                auto [lease, row_count] = self.run(stream, [&](embedding_table& table, stream_view on) {
-                    embedding_lease made = table.fetch(wanted, on);
-                    const std::uint64_t rows = made.row_count();  // may wait, so not while the GIL is held
-                    return std::pair(std::move(made), rows);
-                });
-                return new python_lease(std::move(lease), row_count);  // Python takes it over
+                embedding_lease lease = self.run(
+                    stream, [&](embedding_table& table, stream_view on) { return table.fetch(wanted, on); });
+                return new python_lease(std::move(lease));  // Python takes it over
             },
             nb::arg("ids"), nb::arg("count"), nb::kw_only(), nb::arg("on_device"), nb::arg("stream").none(),
             nb::keep_alive<0, 1>())
@@ -234,7 +247,7 @@ void bind_embedding_tables(nb::module_& module) {
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,
                const std::string& type, stream_number stream) {
                 const dtype of_gradients = dtype::parse(type);
-                lease.use_up([&](embedding_lease&& held) {
+                lease.use([&](embedding_lease&& held) {
                     self.run(stream, [&](embedding_table& table, stream_view on) {
                         table.commit(std::move(held), std::bit_cast<const std::byte*>(gradients),
                                      of_gradients, on);
@@ -245,7 +258,7 @@ void bind_embedding_tables(nb::module_& module) {
         .def(
             "write_back",
             [](python_embeddings& self, python_lease& lease, stream_number stream) {
-                lease.use_up([&](embedding_lease&& held) {
+                lease.use([&](embedding_lease&& held) {
                     self.run(stream, [&](embedding_table& table, stream_view on) {
                         table.write_back(std::move(held), on);
                     });

@@ -27,8 +27,12 @@ class EmbeddingLease:
     def weights(self) -> Any:
         """A tensor of shape (rows, columns) in the memory of the lease; not contiguous. Valid until the commit. If the
         ids were on the GPU, it has as many rows as there were ids, and only the first `count` are defined."""
+        return self._first_rows(self._lease.row_count)
+
+    def _first_rows(self, rows: int) -> Any:
+        """The weights of the first rows. There is memory for one row for each id of the fetch."""
         torch = import_torch()
-        rows, stride = self._lease.row_count, self._lease.stride_bytes
+        stride = self._lease.stride_bytes
         raw = self._view(self._lease.weights_address, rows * stride).view(rows, stride)
         return raw[:, :self._format.row_bytes].view(getattr(torch, self._format.dtype))
 
