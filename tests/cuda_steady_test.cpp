@@ -193,7 +193,7 @@ TEST_CASE(
     options.row_count = 20'000;
     options.columns = 32;
     options.rule = adam{};
-    options.max_batch_ids = 2000;
+    options.max_batch_ids = 3000;
     options.look_ahead = 2;
     options.device_rows = 1000;
     const stream stream(gpu);
@@ -204,9 +204,9 @@ TEST_CASE(
     embedding_table table(options, gpu);
     std::mt19937_64 random(5);
     std::vector<std::vector<std::uint64_t>> batches(last_step + 2);
-    for (auto& ids : batches) {
-        ids.resize(options.max_batch_ids);
-        std::ranges::generate(ids, [&] { return random() % options.row_count; });
+    for (std::size_t i = 0; i < batches.size(); ++i) {
+        batches[i].resize(i % 2 == 0 ? options.max_batch_ids : 1000);  // the GPU groups 2048 and more
+        std::ranges::generate(batches[i], [&] { return random() % options.row_count; });
     }
     const device_buffer on_device(options.max_batch_ids * sizeof(std::uint64_t), stream);
     copy_to_device_async(on_device.data(), std::as_bytes(std::span(batches[0])), stream);
@@ -218,6 +218,7 @@ TEST_CASE(
         const auto number = static_cast<std::size_t>(step);
         embedding_lease lease = table.fetch(batches[number], stream);
         table.prefetch(batches[number + 2]);
+        CHECK(lease.ids().size() == lease.row_count());
         table.commit(std::move(lease), gradients.data(), dtype::of<float>(), stream);
         table.commit(table.fetch(row_ids::on_device(on_device.data(), options.max_batch_ids), stream),
                      gradients.data(), dtype::of<float>(), stream);
@@ -266,7 +267,7 @@ TEST_CASE("cuda steady: in global mode a graph is captured while loaders, loads 
             rows += batch->row_count();
         CHECK(rows == 1500);
         CHECK(load_tensors(std::vector{folder / "rows.npy"}, gpu).tensors.size() == 1);
-        constexpr std::uint64_t id_count = 10'000;  // enough that other threads prepare prefetches
+        constexpr std::uint64_t id_count = 10'000;  // many, which the GPU groups
         embedding_table table({.row_count = 1000, .columns = 4, .max_batch_ids = id_count}, gpu);
         const device_buffer gradients(id_count * 16, stream);
         const std::vector<std::byte> zeros(gradients.size_bytes());

@@ -9,6 +9,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
 #include "pinflow/stream.hpp"
+#include "pinflow/train/embedding_table.hpp"
 #include "src/device/cuda/api.hpp"
 #include "tests/support/row_tables.hpp"
 
@@ -66,31 +67,79 @@ void train(const device& gpu, row_route route) {
     exchange.check();
 }
 
+/// Steps of an embedding table. The GPU groups 2048 ids and more, the CPU fewer.
+void train_table(const device& gpu) {
+    embedding_options options;
+    options.row_count = row_count;
+    options.columns = 8;
+    options.max_batch_ids = 3000;
+    options.device_rows = 100;
+    const stream stream(gpu);
+    const device_buffer gradients(options.max_batch_ids * options.columns * sizeof(float), stream);
+    const std::vector<std::byte> zeros(gradients.size_bytes());
+    copy_to_device_async(gradients.data(), zeros, stream);
+    stream.synchronize();
+    std::vector<std::uint64_t> many(2500);
+    for (std::size_t i = 0; i < many.size(); ++i)
+        many[i] = i * 7 % row_count;
+    const std::vector<std::uint64_t> few(many.begin(), many.begin() + 300);
+    const device_buffer on_device(many.size() * sizeof(std::uint64_t), stream);
+    copy_to_device_async(on_device.data(), std::as_bytes(std::span(many)), stream);
+    stream.synchronize();
+    embedding_table table(options, gpu);
+    const auto commit = [&](embedding_lease lease) {
+        table.commit(std::move(lease), gradients.data(), dtype::of<float>(), stream);
+    };
+    for (int step = 0; step < 2; ++step) {
+        table.prefetch(many);
+        embedding_lease lease = table.fetch(many, stream);
+        table.prefetch(few);
+        CHECK(lease.ids().size() == lease.row_count());
+        commit(std::move(lease));
+        commit(table.fetch(few, stream));
+        static_cast<void>(table.fetch(many, stream));
+        commit(table.fetch(row_ids::on_device(on_device.data(), many.size()), stream));
+    }
+    table.synchronize();
+}
+
+/// Calls `loop` once for each CUDA call that it makes, which fails.
+template <typename Loop>
+void fail_each_call(Loop loop) {
+    loop();  // makes what is made once
+    std::uint64_t thrown = 0;
+    std::uint64_t failing = 1;
+    for (bool is_reached = true; is_reached; ++failing) {
+        REQUIRE(failing < max_calls);
+        std::atomic<std::uint64_t> calls = 0;
+        try {
+            const detail::cuda::scoped_failure_hook hook([&](std::string_view) {
+                return ++calls == failing ? cudaErrorMemoryAllocation : cudaSuccess;
+            });
+            loop();
+        } catch (const error&) {
+            ++thrown;
+        }
+        is_reached = calls >= failing;
+    }
+    MESSAGE((failing - 2) << " calls of CUDA, " << thrown << " exceptions");
+    CHECK(thrown > 20);
+    loop();
+}
+
 }  // namespace
 
 TEST_CASE(
-    "cuda unwind: an exception at any CUDA call of an embedding loop ends the loop, and the next one runs") {
+    "cuda unwind: an exception at any CUDA call of a loop of exchanges ends it, and the next one runs") {
     const device gpu = device::cuda(0);
     for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid, row_route::copy}) {
         CAPTURE(to_string(route));
-        train(gpu, route);  // makes what is made once
-        std::uint64_t thrown = 0;
-        std::uint64_t failing = 1;
-        for (bool is_reached = true; is_reached; ++failing) {
-            REQUIRE(failing < max_calls);
-            std::atomic<std::uint64_t> calls = 0;
-            try {
-                const detail::cuda::scoped_failure_hook hook([&](std::string_view) {
-                    return ++calls == failing ? cudaErrorMemoryAllocation : cudaSuccess;
-                });
-                train(gpu, route);
-            } catch (const error&) {
-                ++thrown;
-            }
-            is_reached = calls >= failing;
-        }
-        MESSAGE((failing - 2) << " calls of CUDA, " << thrown << " exceptions");
-        CHECK(thrown > 20);
-        train(gpu, route);
+        fail_each_call([&] { train(gpu, route); });
     }
+}
+
+TEST_CASE(
+    "cuda unwind: an exception at any CUDA call of an embedding table ends its steps, and those of the next "
+    "table run") {
+    fail_each_call([gpu = device::cuda(0)] { train_table(gpu); });
 }
