@@ -1,17 +1,26 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/formats/npy.hpp"
+#include "pinflow/load.hpp"
+#include "pinflow/loader/loader.hpp"
 #include "pinflow/rows.hpp"
 #include "pinflow/stream.hpp"
 #include "pinflow/train/embedding_table.hpp"
 #include "src/device/cuda/api.hpp"
+#include "tests/support/arrays.hpp"
+#include "tests/support/devices.hpp"
 #include "tests/support/row_tables.hpp"
+#include "tests/support/temporary_folder.hpp"
 
 // Exceptions in the middle of a loop that uses memory asynchronously. compute-sanitizer sees what the test
 // cannot: work that runs on memory that was freed.
@@ -94,13 +103,47 @@ void train_table(const device& gpu) {
         table.prefetch(many);
         embedding_lease lease = table.fetch(many, stream);
         table.prefetch(few);
-        CHECK(lease.ids().size() == lease.row_count());
+        const std::uint64_t different = lease.row_count();  // an exception must leave this function
+        const std::span<const std::uint64_t> ids = lease.ids();
+        CHECK(ids.size() == different);
         commit(std::move(lease));
         commit(table.fetch(few, stream));
         static_cast<void>(table.fetch(many, stream));
         commit(table.fetch(row_ids::on_device(on_device.data(), many.size()), stream));
     }
     table.synchronize();
+}
+
+/// Three shuffled epochs of rows of 64-bit words, the first of which is the row's number, and of numbers
+/// beside them, which are held. Ends with an exception, or has delivered all rows.
+void stream_rows(const device& gpu, const std::filesystem::path& folder, std::uint64_t rows_of_batch) {
+    const stream stream(gpu);
+    loader loader({open_npy(folder / "rows.npy"), open_npy(folder / "numbers.npy")},
+                  {.device = gpu, .batch_rows = rows_of_batch, .order = order::shuffled, .epochs = 3});
+    std::vector<unsigned> delivered(loader.row_count());
+    while (const auto batch = loader.next(stream)) {
+        const auto numbers = elements_of<std::uint64_t>(*batch, 1, stream);
+        CHECK(std::ranges::equal(numbers, batch->row_ids()));
+        const auto words = elements_of<std::uint64_t>(*batch, 0, stream);
+        const std::size_t width = words.size() / numbers.size();
+        for (std::size_t row = 0; row < numbers.size(); ++row) {
+            CHECK(words[row * width] == numbers[row]);
+            ++delivered[numbers[row]];
+        }
+    }
+    CHECK(std::ranges::count(delivered, 3U) == std::ssize(delivered));
+}
+
+/// Loads a tensor. Ends with an exception, or has loaded it.
+void load_rows(const device& gpu, const std::filesystem::path& path, load_route route,
+               std::span<const std::byte> expected) {
+    load_options options;
+    options.route = route;
+    const loaded_tensors loaded = load_tensors({path}, gpu, options);
+    const device_tensor& tensor = loaded["rows"];
+    const stream stream(gpu);
+    const auto found = to_host(tensor.data(), tensor.size_bytes(), stream);
+    CHECK(std::ranges::equal(found, expected));
 }
 
 /// Calls `loop` once for each CUDA call that it makes, which fails.
@@ -135,6 +178,29 @@ TEST_CASE(
     for (const row_route route : {row_route::direct, row_route::staged, row_route::hybrid, row_route::copy}) {
         CAPTURE(to_string(route));
         fail_each_call([&] { train(gpu, route); });
+    }
+}
+
+TEST_CASE(
+    "cuda unwind: a loader delivers all rows or throws if a CUDA call fails, and the next loader runs") {
+    const temporary_folder folder;
+    for (const std::uint64_t words : {512U, 8192U}) {  // for kernels, and for the copy engine
+        CAPTURE(words);
+        const std::uint64_t rows = words == 512 ? 300 : 60;
+        write_random_rows(folder / "rows.npy", rows, words, 1);
+        write_random_rows(folder / "numbers.npy", rows, 1, 1);
+        fail_each_call([&] { stream_rows(device::cuda(0), folder.path(), rows / 4); });
+    }
+}
+
+TEST_CASE("cuda unwind: a load gives the right bytes or throws if a CUDA call fails, and the next one runs") {
+    const temporary_folder folder;
+    write_random_rows(folder / "rows.npy", 1000, 8192, 1);
+    const loaded_tensors mapped = load_tensors({folder / "rows.npy"}, device::host());
+    const std::span expected(mapped["rows"].data(), mapped["rows"].size_bytes());
+    for (const load_route route : {load_route::staged, load_route::copy, load_route::both}) {
+        CAPTURE(static_cast<int>(route));
+        fail_each_call([&] { load_rows(device::cuda(0), folder / "rows.npy", route, expected); });
     }
 }
 
