@@ -10,8 +10,10 @@
 
 #include "pinflow/train/embedding_table.hpp"
 #include "src/core/cast.hpp"
+#include "tests/fake_cuda_backend.hpp"
 #include "tests/plain_embedding_table.hpp"
 #include "tests/support/devices.hpp"
+#include "tests/support/sanitized.hpp"
 
 // Embedding tables compared with a plain loop, bit for bit.
 
@@ -131,7 +133,7 @@ TEST_CASE(
 }
 
 TEST_CASE("embedding table: random programs give the same bits if the GPU or other threads group the ids") {
-    on_each_device([&](const device& device) {
+    const auto run = [&](const device& device) {
         std::mt19937_64 random(8192);
         for (int program = 0; program < random_programs() / 100; ++program) {
             embedding_options options;
@@ -144,7 +146,11 @@ TEST_CASE("embedding table: random programs give the same bits if the GPU or oth
             CAPTURE(program);
             check_program(device, options, random, 10);
         }
-    });
+    };
+    on_each_device(run);
+    if (sanitized) return;  // a GPU gathers rows that are being written, and they are replaced later
+    fake_cuda_backend backend;
+    run(backend.device());
 }
 
 TEST_CASE("embedding table: frequent ids give the bits of a loop for each type of gradients") {
