@@ -1,6 +1,7 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <random>
 #include <set>
@@ -25,6 +26,7 @@ constexpr std::size_t many = 9000;
 class grouping_backend : public fake_cuda_backend {
  public:
     bool fails = false;
+    std::atomic<int> marks_left = -1;  ///< until an event cannot be recorded, once; -1: all can
     bool is_reached = true;
     unsigned groupings = 0;
 
@@ -32,6 +34,10 @@ class grouping_backend : public fake_cuda_backend {
         if (fails) throw device_error("injected");
         ++groupings;
         fake_cuda_backend::group_rows(grouping, stream);
+    }
+    void record_event(void* event, void* stream) override {
+        if (marks_left >= 0 && marks_left-- == 0) throw device_error("injected");
+        fake_cuda_backend::record_event(event, stream);
     }
     detail::page_locker* locker() override { return is_reached ? fake_cuda_backend::locker() : nullptr; }
     bool reaches(const std::byte* data, std::uint64_t size_bytes) override {
@@ -119,4 +125,70 @@ TEST_CASE("embedding table: a step whose grouping cannot be enqueued is used aga
         table.prefetch(others);
         CHECK(std::ranges::equal(table.fetch(others, stream).ids(), different(others)));
     }
+}
+
+TEST_CASE("embedding table: if an event cannot be recorded, the memory of its step is not used too early") {
+    grouping_backend backend;
+    const stream stream(backend.device());
+    embedding_table table(table_options(100), backend.device());
+    plain_table expected(table.options());
+    std::mt19937_64 random(14);
+    int thrown = 0;
+    for (int marks = 0; marks < 12; ++marks) {
+        CAPTURE(marks);
+        const auto ids = random_ids(random, 5000, many);
+        backend.marks_left = marks;
+        for (int i = 0; i < 3; ++i) {
+            try {
+                table.prefetch(ids);
+                static_cast<void>(table.fetch(ids, stream));
+            } catch (const device_error&) {
+                ++thrown;
+            }
+        }
+        backend.marks_left = -1;
+        table.cancel_prefetches();
+        for (const std::size_t count : {std::size_t{100}, many}) {
+            const auto others = random_ids(random, 5000, count);
+            embedding_lease lease = table.fetch(others, stream);
+            CHECK(std::ranges::equal(lease.ids(), different(others)));
+            const auto values = random_gradients(random, count * 3);
+            const device_array gradients(values, stream);
+            expected.step(others, values);
+            table.commit(std::move(lease), gradients.data(), dtype::of<float>(), stream);
+            stream.synchronize();
+            CHECK(weights_of(table, all_ids(5000)) == expected.weights_of(all_ids(5000)));
+        }
+    }
+    CHECK(thrown > 5);
+}
+
+TEST_CASE("embedding table: the ids of a lease do not wait for later fetches") {
+    grouping_backend backend;
+    const stream stream(backend.device());
+    const class stream blocked(backend.device());
+    embedding_table table(table_options(0), backend.device());
+    std::mt19937_64 random(15);
+    const auto ids = random_ids(random, 5000, many);
+    const embedding_lease lease = table.fetch(ids, stream);
+    gate gate;
+    hold(blocked, gate);
+    const embedding_lease later = table.fetch(row_ids::on_device(ids.data(), many), blocked);
+    CHECK(std::ranges::equal(lease.ids(), different(ids)));
+    gate.open();
+}
+
+TEST_CASE("embedding table: a table that has grown is asked again whether the GPU groups ids") {
+    grouping_backend backend;
+    backend.is_reached = false;
+    const stream stream(backend.device());
+    embedding_table table(table_options(5000), backend.device());
+    std::mt19937_64 random(16);
+    const auto ids = random_ids(random, 5000, many);
+    static_cast<void>(table.fetch(ids, stream));
+    CHECK(backend.groupings == 1);
+    table.grow(6000);  // these rows are in host memory
+    const auto more = random_ids(random, 6000, many);
+    CHECK(std::ranges::equal(table.fetch(more, stream).ids(), different(more)));
+    CHECK(backend.groupings == 1);
 }

@@ -69,8 +69,15 @@ std::span<const std::uint64_t> embedding_lease::ids() const {
         throw unsupported(
             "the host does not know the ids of this lease, which were in device memory: see device_ids()");
     auto& table = *valid().table;
-    const auto lock = locked(table.process, table.call_mutex);
-    return table.host_ids(*valid().step);
+    detail::table_step& step = *valid().step;
+    if (!step.is_grouped_on_device) return step.ids();
+    const std::uint64_t count = table.count_rows(step);
+    {
+        const auto lock = locked(table.process, table.call_mutex);
+        table.list_ids(step);
+    }
+    step.listed.synchronize();
+    return {step.host_groups().ids, count};
 }
 
 // ---- the table -------------------------------------------------------------------------------------------

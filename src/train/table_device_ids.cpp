@@ -61,21 +61,20 @@ void embedding_table::state::group_on_device(const table_step& step) {
 }
 
 /// The number of rows that a lease names.
-std::uint64_t embedding_table::state::count_rows(const table_step& step) const {
+std::uint64_t embedding_table::state::count_rows(const table_step& step) {
     if (step.requested_on_device != nullptr || !step.is_grouped_on_device) return step.row_count;
     step.grouped.synchronize();
     return step.host_numbers().row_count;
 }
 
-/// The ids of the rows, in host memory.
-std::span<const std::uint64_t> embedding_table::state::host_ids(table_step& step) {
-    if (!step.is_grouped_on_device) return step.ids();
+/// Enqueues the copy of a step's different ids, which the device has grouped, to its host memory.
+void embedding_table::state::list_ids(table_step& step) {
+    if (step.is_listed) return;
     const std::span ids(step.host_groups().ids, count_rows(step));
     copy_to_host_async(std::as_writable_bytes(ids),
-                       reinterpret_cast<const std::byte*>(step.device_groups().ids), groupings_);
-    step.grouped.record(groupings_);
-    step.grouped.synchronize();
-    return ids;
+                       reinterpret_cast<const std::byte*>(step.device_groups().ids), lists_);
+    detail::mark(step.listed, lists_);
+    step.is_listed = true;
 }
 
 /// Calls move(transfer) for the rows below device_rows, and for those of the exchange.

@@ -36,6 +36,7 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
       groupings_(device),
       gathers_(device),
       writes_(device),
+      lists_(device),
       rate_set_(device) {
     detail::start_worker_threads();
     detail::device_backend& backend = device.backend();
@@ -57,17 +58,19 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
 
 embedding_table::state::~state() {
     threads_.reset();
-    try {
-        groupings_.synchronize();
-        gathers_.synchronize();
-        writes_.synchronize();
-        rate_set_.synchronize();
-        for (const std::unique_ptr<table_step>& step : steps_) {  // callers' streams
-            step->ready.synchronize();
-            step->released.synchronize();
+    const auto wait_for = [](const auto& work) {
+        try {
+            work.synchronize();
+        } catch (const error&) {
+            return;  // the device has failed
         }
-    } catch (const error&) {
-        return;  // the device has failed
+    };
+    for (const stream* const own : {&groupings_, &gathers_, &writes_, &lists_})
+        wait_for(*own);
+    wait_for(rate_set_);
+    for (const std::unique_ptr<table_step>& step : steps_) {  // callers' streams
+        wait_for(step->ready);
+        wait_for(step->released);
     }
 }
 
@@ -165,6 +168,7 @@ void embedding_table::state::grow(std::uint64_t row_count) {
                       });
     fill(options.row_count, memory->bytes().subspan(old.size()));
     exchange_rows({memory->bytes(), layout.size_bytes, dtype::of<std::byte>(), memory});
+    groups_on_device_ = can_group_on_device();
     options.row_count = row_count;
 }
 

@@ -138,7 +138,7 @@ table_step& embedding_table::state::take_step() {
         for (table_step* const step : prefetched_) {
             if (step->newer.empty() || step->newer.front() != *commit) continue;
             patch(*step, gathers_);
-            step->gathered.record(gathers_);
+            detail::mark(step->gathered, gathers_);
         }
         oldest = std::ranges::find_if(committed_, has_no_reader);
     }
@@ -163,7 +163,7 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
         device.backend().patch_records({step.rows(), commit.rows(), layout.size_bytes},
                                        stream.native_handle());
     stream.wait(commit.released);  // the streams of earlier readers
-    commit.released.record(stream);
+    detail::mark(commit.released, stream);
     --commit.readers;
     step.newer.erase(step.newer.begin());
 }
@@ -186,6 +186,7 @@ table_step& embedding_table::state::begin_step(row_ids ids) {
     } else {
         step.copy_requested({ids.data(), ids.size()});
     }
+    step.is_listed = false;
     step.newer.clear();
     step.failure = nullptr;
     return step;
@@ -285,10 +286,10 @@ void embedding_table::state::bring_groups(table_step& step) {
         step.upload(stream);
         if (step.is_grouped_on_device) group_on_device(step);
     } catch (...) {
-        step.grouped.record(stream);  // a part may have been enqueued
+        detail::mark_quietly(step.grouped, stream);  // a part may have been enqueued
         throw;
     }
-    step.grouped.record(stream);
+    detail::mark(step.grouped, stream);
 }
 
 /// Enqueues the gather of a step, after its groups.
@@ -318,10 +319,10 @@ void embedding_table::state::gather(table_step& step) {
         }
     } catch (...) {
         step.newer.clear();
-        step.gathered.record(stream);  // a part may have been enqueued
+        detail::mark_quietly(step.gathered, stream);  // a part may have been enqueued
         throw;
     }
-    step.gathered.record(stream);
+    detail::mark(step.gathered, stream);
     for (table_step* const commit : step.newer)
         ++commit->readers;
 }

@@ -58,8 +58,9 @@ struct embedding_table::state {
     void check_stream(stream_view stream) const;
     void check_gradients(const detail::table_step& step, const std::byte* gradients,
                          const pinflow::dtype& type) const;
-    std::uint64_t count_rows(const detail::table_step& step) const;
-    std::span<const std::uint64_t> host_ids(detail::table_step& step);
+    /// Needs no lock: only waits.
+    static std::uint64_t count_rows(const detail::table_step& step);
+    void list_ids(detail::table_step& step);
     void synchronize();
 
     embedding_options options;
@@ -124,6 +125,7 @@ struct embedding_table::state {
 
     mutable std::mutex mutex_;  ///< of the phases
     stream groupings_, gathers_, writes_;
+    stream lists_;  ///< copies ids to host memory
     event rate_set_;
     device_buffer first_rows_;
     device_buffer rule_memory_;

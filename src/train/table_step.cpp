@@ -27,6 +27,7 @@ table_step::table_step(std::uint64_t max, const record_layout& layout, stream_vi
       host(index_bytes(max) + max * sizeof(std::uint64_t), stream.device()),
       ids_ready(stream.device()),
       grouped(stream.device()),
+      listed(stream.device()),
       gathered(stream.device()),
       ready(stream.device()),
       updated(stream.device()),
@@ -67,6 +68,23 @@ void table_step::upload(stream_view stream) const {
         range(to.groups, from.groups, position_count), range(to.starts, from.starts, row_count + 1),
         range(to.positions, from.positions, position_count)};
     copy_batch_to_device_async(ranges, stream);
+}
+
+void mark(event& passed, stream_view stream) {
+    try {
+        passed.record(stream);
+    } catch (...) {
+        stream.synchronize();  // if this fails, too, the device runs nothing any more
+        throw;
+    }
+}
+
+void mark_quietly(event& passed, stream_view stream) noexcept {
+    try {
+        mark(passed, stream);
+    } catch (...) {
+        return;  // nothing that the event should mark is running
+    }
 }
 
 }  // namespace pinflow::detail

@@ -63,6 +63,7 @@ struct table_step {
     std::span<const std::uint64_t> requested;            ///< the caller's ids, if they are in host memory
     const std::uint64_t* requested_on_device = nullptr;  ///< the caller's ids, if they are in device memory
     bool is_grouped_on_device = false;                   ///< otherwise the CPU groups the ids
+    bool is_listed = false;                              ///< `listed` was recorded for these ids
     std::uint64_t row_count = 0;           ///< different ids; position_count if the device groups them
     std::exception_ptr failure = nullptr;  ///< of preparing the gather; for the fetch
     device_buffer records;
@@ -71,6 +72,7 @@ struct table_step {
     pinned_buffer host;
     event ids_ready;  ///< the caller's stream has reached the fetch of ids in device memory
     event grouped;    ///< the indices are in device memory, and those in host memory are not used any more
+    event listed;     ///< the ids of rows that the device has grouped are in host memory
     event gathered;   ///< all rows have arrived
     event ready;      ///< the lease's rows are those that all commits before its fetch have left
     event updated;    ///< the rows have their new values
@@ -86,5 +88,11 @@ struct table_step {
  private:
     row_groups groups_at(std::byte* base) const noexcept;
 };
+
+/// Records the event. If that fails, waits for the stream instead, so that the work which the event should
+/// mark has ended, and throws.
+void mark(event& passed, stream_view stream);
+/// The same while another error is handled.
+void mark_quietly(event& passed, stream_view stream) noexcept;
 
 }  // namespace pinflow::detail

@@ -72,7 +72,7 @@ void embedding_table::state::synchronize() {
     writes_.synchronize();
     if (exchange_) exchange_->check();
     for (const std::unique_ptr<table_step>& step : steps_) {
-        if (step->requested_on_device != nullptr) step->grouped.synchronize();
+        if (step->requested_on_device != nullptr) step->gathered.synchronize();
     }
     throw_wrong_ids();
 }

@@ -70,9 +70,11 @@ class embedding_lease {
 
     /// False once the lease was committed, written back or moved from. Then no other member may be called.
     bool is_valid() const noexcept;
-    /// The number of different ids. Waits until they are grouped, which a GPU may do (see
-    /// embedding_table::prefetch). If the ids of the fetch were in device memory, only the device knows it:
+    /// The number of different ids. If a GPU groups them (see embedding_table::prefetch), waits for that. It
+    /// groups the ids of one fetch after the other, and waits for the streams of earlier leases that have
+    /// used the same memory. If the ids of the fetch were in device memory, only the device knows the number:
     /// then this is position_count(), and rows from *device_row_count() on are undefined.
+    /// @throws device_error.
     std::uint64_t row_count() const;
     /// The number of different ids, in device memory. Valid as long as the lease, for work that is ordered
     /// after the fetch.
@@ -86,8 +88,8 @@ class embedding_lease {
     /// memory.
     const std::int64_t* positions() const;
     std::uint64_t position_count() const;
-    /// The ids of the rows, in host memory; valid as long as the lease. If a GPU groups them, waits until
-    /// they have been copied from there.
+    /// The ids of the rows, in host memory; valid as long as the lease. If a GPU groups them, waits as
+    /// row_count, and until they have been copied from there.
     /// @throws device_error; unsupported if the ids of the fetch were in device memory.
     std::span<const std::uint64_t> ids() const;
 
@@ -146,7 +148,7 @@ class embedding_table {
     const pinflow::device& device() const;
 
     /// Begins to move the rows of a later fetch, of the same ids in the same order. Changes no result. A GPU
-    /// that can access the storage in place groups 2048 ids and more itself. Otherwise, if there are 8192 ids
+    /// whose kernels move the rows in place groups 2048 ids and more itself. Otherwise, if there are 8192 ids
     /// or more, up to two background threads group them and enqueue the work; `fetch` throws the errors of
     /// that work. Without these threads, this waits while the memory that it reuses holds ids of an earlier
     /// step that are not grouped yet.
@@ -154,7 +156,7 @@ class embedding_table {
     /// ids in device memory.
     void prefetch(row_ids ids);
     /// Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits
-    /// until its ids are grouped.
+    /// until background threads have grouped its ids.
     void cancel_prefetches();
     /// The rows of `ids`, as all commits called before have left them, in the order of `stream`. Waits until
     /// the CPU has grouped ids in host memory, unless a GPU does. Without a matching prefetch, it also waits
@@ -165,8 +167,8 @@ class embedding_table {
     /// and the commit changes nothing. Once the device has finished such a fetch, the error is thrown by the
     /// commit or write_back of the lease, or by the next prefetch, fetch or member that waits for all
     /// commits, but only once. A prefetch or fetch that throws the error of another fetch has done nothing,
-    /// and can be repeated. Until `stream` reaches the fetch, the table's later gathers and writes wait, also
-    /// those for other streams.
+    /// and can be repeated. Until `stream` reaches the fetch, the table's later groupings, gathers and writes
+    /// wait, also those for other streams.
     /// @throws invalid_argument for ids outside the table (the message says how many, and names the first),
     /// for more than max_batch_ids, and for a stream of another device. Nothing has moved then.
     /// @throws unsupported for ids in device memory if the device cannot access the storage in place.

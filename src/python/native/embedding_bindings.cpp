@@ -49,7 +49,9 @@ std::span<const std::int64_t> ids_at(std::uintptr_t address, std::uint64_t count
 /// A lease that Python may drop at any time, also on another thread.
 class python_lease {
  public:
-    explicit python_lease(embedding_lease lease) : lease_(std::move(lease)) {}
+    /// @param row_count if it is known
+    python_lease(embedding_lease lease, std::optional<std::uint64_t> row_count)
+        : row_count_(row_count), lease_(std::move(lease)) {}
     python_lease(const python_lease&) = delete;
     python_lease& operator=(const python_lease&) = delete;
     ~python_lease() {
@@ -62,46 +64,29 @@ class python_lease {
         return lease_;
     }
     bool is_valid() const noexcept { return lease_.is_valid(); }
+    std::uint64_t row_count() const {
+        const embedding_lease& lease = get();
+        return row_count_ ? *row_count_ : lease.row_count();
+    }
     /// Needs the GIL, so that one thread gets it.
     embedding_lease take() {
         static_cast<void>(get());
         return std::move(lease_);
     }
-    /// Calls work(lease), which may give up the GIL. If it leaves the lease valid, that is kept.
+    /// Calls work(lease), which may give up the GIL. If it throws and has left the lease valid, that is kept.
     template <typename Work>
-    void use(Work work) {
+    void use_up(Work work) {
         embedding_lease taken = take();
-        const auto keep = [&] {
-            if (taken.is_valid()) lease_ = std::move(taken);
-        };
         try {
             work(std::move(taken));
         } catch (...) {
-            keep();
+            if (taken.is_valid()) lease_ = std::move(taken);
             throw;
         }
-        keep();
-    }
-    /// May wait for the device.
-    std::uint64_t row_count() {
-        std::uint64_t count = 0;
-        use([&](embedding_lease&& held) {
-            const gil_release released;
-            count = held.row_count();
-        });
-        return count;
-    }
-    /// As row_count. Valid as long as the lease.
-    std::span<const std::uint64_t> ids() {
-        std::span<const std::uint64_t> found;
-        use([&](embedding_lease&& held) {
-            const gil_release released;
-            found = held.ids();
-        });
-        return found;
     }
 
  private:
+    std::optional<std::uint64_t> row_count_;
     embedding_lease lease_;
 };
 
@@ -180,8 +165,8 @@ void bind_embedding_tables(nb::module_& module) {
             "device_ids_address",
             [](const python_lease& self) { return std::bit_cast<std::uintptr_t>(self.get().device_ids()); })
         .def("ids",
-             [](python_lease& self) {
-                 const auto ids = self.ids();
+             [](const python_lease& self) {
+                 const auto ids = self.get().ids();
                  return nb::bytes(ids.data(), ids.size_bytes());
              })
         .def("is_valid", [](const python_lease& self) { return self.is_valid(); })
@@ -232,22 +217,26 @@ void bind_embedding_tables(nb::module_& module) {
             nb::arg("ids"), nb::arg("count"))
         .def(
             "fetch",
-            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, bool on_device,
+            [](python_embeddings& self, std::uintptr_t ids, std::uint64_t count, bool on_device, bool counts,
                stream_number stream) {
                 const row_ids wanted = on_device ? row_ids::on_device(std::bit_cast<const void*>(ids), count)
                                                  : row_ids(ids_at(ids, count));
-                embedding_lease lease = self.run(
-                    stream, [&](embedding_table& table, stream_view on) { return table.fetch(wanted, on); });
-                return new python_lease(std::move(lease));  // Python takes it over
+                std::optional<std::uint64_t> row_count;
+                embedding_lease lease = self.run(stream, [&](embedding_table& table, stream_view on) {
+                    embedding_lease made = table.fetch(wanted, on);
+                    if (counts) row_count = made.row_count();  // here, because it may wait: without the GIL
+                    return made;
+                });
+                return new python_lease(std::move(lease), row_count);  // Python takes it over
             },
-            nb::arg("ids"), nb::arg("count"), nb::kw_only(), nb::arg("on_device"), nb::arg("stream").none(),
-            nb::keep_alive<0, 1>())
+            nb::arg("ids"), nb::arg("count"), nb::kw_only(), nb::arg("on_device"), nb::arg("counts"),
+            nb::arg("stream").none(), nb::keep_alive<0, 1>())
         .def(
             "commit",
             [](python_embeddings& self, python_lease& lease, std::uintptr_t gradients,
                const std::string& type, stream_number stream) {
                 const dtype of_gradients = dtype::parse(type);
-                lease.use([&](embedding_lease&& held) {
+                lease.use_up([&](embedding_lease&& held) {
                     self.run(stream, [&](embedding_table& table, stream_view on) {
                         table.commit(std::move(held), std::bit_cast<const std::byte*>(gradients),
                                      of_gradients, on);
@@ -258,7 +247,7 @@ void bind_embedding_tables(nb::module_& module) {
         .def(
             "write_back",
             [](python_embeddings& self, python_lease& lease, stream_number stream) {
-                lease.use([&](embedding_lease&& held) {
+                lease.use_up([&](embedding_lease&& held) {
                     self.run(stream, [&](embedding_table& table, stream_view on) {
                         table.write_back(std::move(held), on);
                     });

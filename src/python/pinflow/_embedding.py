@@ -124,7 +124,8 @@ class EmbeddingTable:
         self._table.cancel_prefetches()
 
     def fetch(self, ids: Any) -> EmbeddingLease:
-        """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream.
+        """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream. Waits until
+        the number of rows is known; lookups of the module do not.
 
         Args:
             ids: whole numbers of any shape, which may repeat: a numpy array, a list or a tensor. A tensor on the
@@ -137,20 +138,20 @@ class EmbeddingTable:
             AllSlotsLeased: leases and prefetches hold the memory of all steps. A lease also holds the rows of every
                 commit that comes after its fetch: after 2 * look_ahead + 1 of them, commit or release it.
         """
-        return self._fetch(ids_of(ids, self._gpu))
+        return self._fetch(ids_of(ids, self._gpu), counts=True)
 
-    def _fetch(self, ids: Any) -> EmbeddingLease:
-        """Fetches the rows of what ids_of has returned."""
+    def _fetch(self, ids: Any, counts: bool = False) -> EmbeddingLease:
+        """Fetches the rows of what ids_of has returned. With `counts`, waits until their number is known."""
         stream, _ = consumer_stream(None, self._gpu)
         on_gpu = is_on_gpu(ids)
         address, count = (ids.data_ptr(), ids.numel()) if on_gpu else (ids.ctypes.data, ids.size)
         try:
             try:
-                lease = self._table.fetch(address, count, on_device=on_gpu, stream=stream)
+                lease = self._table.fetch(address, count, on_device=on_gpu, counts=counts, stream=stream)
             except AllSlotsLeased:
                 if not self._release_held():
                     raise
-                lease = self._table.fetch(address, count, on_device=on_gpu, stream=stream)
+                lease = self._table.fetch(address, count, on_device=on_gpu, counts=counts, stream=stream)
         except InvalidArgument:  # perhaps of an earlier fetch
             self._drop_wrong_passes()
             raise
