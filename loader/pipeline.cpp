@@ -10,6 +10,7 @@
 #include "loader/pipeline_plan.hpp"
 #include "loader/ranges.hpp"
 #include "pinflow/error.hpp"
+#include "src/core/fork_gate.hpp"
 #include "src/core/system.hpp"
 #include "src/device/backend.hpp"
 
@@ -65,6 +66,7 @@ loader::pipeline::pipeline(std::vector<std::shared_ptr<const row_source>> source
       arena_(static_cast<int>(workers_.count()), 1),
       checks_(sources) {
     plan(std::move(sources));
+    detail::watch_forks();
     driver_ = detail::system::start_thread("runs a loader", [this] { drive(); });
 }
 
@@ -168,10 +170,14 @@ unsigned loader::pipeline::wanted_threads() const noexcept {
 
 void loader::pipeline::drive() {
     try {
-        arena_.execute([&] { stages_->begin(); });
+        {
+            const detail::unforked_section section;
+            arena_.execute([&] { stages_->begin(); });
+        }
         while (stages_->more_batches() && !pool_->failed()) {
             const std::size_t count = pool_->wait_for_free(group_size_);
             if (count == 0) break;
+            const detail::unforked_section section;
             if (const auto threads = static_cast<int>(wanted_threads());
                 threads != arena_.max_concurrency()) {
                 arena_.terminate();
@@ -190,7 +196,8 @@ void loader::pipeline::run_stages(std::size_t first_count) {
     const unsigned threads = wanted_threads();
     std::size_t count = first_count;
     const auto sample = [&](tbb::flow_control& control) -> slot_group* {
-        const bool goes_on = threads == wanted_threads();  // otherwise restart with another number of threads
+        // otherwise restart, with another number of threads or after a fork
+        const bool goes_on = threads == wanted_threads() && !detail::is_fork_pending();
         slot_group* const group = goes_on ? stages_->sample(std::exchange(count, group_size_)) : nullptr;
         if (group == nullptr) control.stop();
         return group;

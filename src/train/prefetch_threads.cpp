@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "src/core/fork_gate.hpp"
 #include "src/core/system.hpp"
 
 namespace pinflow::detail {
@@ -28,6 +29,7 @@ prefetch_threads::prefetch_threads(std::size_t max_count, work prepare)
     : max_count_(max_count), process_(::getpid()), queue_(std::make_shared<queue>()) {
     queue_->prepare = std::move(prepare);
     queue_->threads.reserve(max_count);  // a started thread must find room
+    watch_forks();
 }
 
 prefetch_threads::~prefetch_threads() {
@@ -71,7 +73,10 @@ void prefetch_threads::run(queue& waiting) {
         table_step& step = *waiting.steps.front();
         waiting.steps.pop_front();
         lock.unlock();
-        waiting.prepare(step, grouper);
+        {
+            const unforked_section section;
+            waiting.prepare(step, grouper);
+        }
         lock.lock();
     }
 }

@@ -2,6 +2,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -94,4 +95,29 @@ TEST_CASE("loader: a forked child is refused and exits, and the parent continues
             CHECK(WEXITSTATUS(status) == 0);
         }
     });
+}
+
+TEST_CASE("loader: a child that is forked while loaders begin can use a loader of its own") {
+    const array rows = numbered_rows(2000, 100);
+    const auto make = [&] {
+        return std::make_unique<loader>(std::vector<std::shared_ptr<const row_source>>{rows},
+                                        loader_options{.batch_rows = 16, .order = order::shuffled});
+    };
+    for (int round = 0; round < 20; ++round) {
+        const auto parents = make();
+        const ::pid_t child = ::fork();
+        REQUIRE(child >= 0);
+        if (child == 0) {
+            ::alarm(30);  // ends the child if a call hangs, which fails the test
+            std::uint64_t seen = 0;
+            const auto own = make();
+            while (const auto batch = own->next())
+                seen += batch->row_count();
+            ::_exit(seen == 2000 ? 0 : 1);
+        }
+        int status = -1;
+        REQUIRE(::waitpid(child, &status, 0) == child);
+        REQUIRE(WIFEXITED(status));
+        CHECK(WEXITSTATUS(status) == 0);
+    }
 }
