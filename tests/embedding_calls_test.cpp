@@ -196,7 +196,7 @@ TEST_CASE("embedding table: leases dropped during a capture lose their memory, a
     CHECK_THROWS_WITH_AS(table.fetch(ids, stream),
                          "cannot fetch or prefetch: all 2 steps of the embedding table are in use (2 lost): "
                          "commit or drop leases, "
-                         "or fetch what was prefetched",
+                         "fetch what was prefetched, or cancel the prefetches",
                          all_slots_leased);
 }
 

@@ -145,7 +145,7 @@ table_step& embedding_table::state::take_step() {
     if (oldest == committed_.end()) {
         throw all_slots_leased(fmt::format(
             "cannot fetch or prefetch: all {} steps of the embedding table are in use ({}): commit or "
-            "drop leases, or fetch what was prefetched",
+            "drop leases, fetch what was prefetched, or cancel the prefetches",
             steps_.size(), uses_of_steps()));
     }
     table_step& step = **oldest;
@@ -198,7 +198,9 @@ void embedding_table::state::prefetch(row_ids ids) {
     check_ids(ids);
     if (prefetched_.size() >= options.look_ahead)
         throw invalid_argument(
-            fmt::format("look_ahead is {}, and as many steps are prefetched already", options.look_ahead));
+            fmt::format("look_ahead is {}, and as many steps are prefetched already: fetch one of them, or "
+                        "cancel the prefetches",
+                        options.look_ahead));
     table_step& step = begin_step(ids);
     if (ids.size() >= min_threaded_ids && !step.is_grouped_on_device) {
         // two: one groups ids while the other one enqueues

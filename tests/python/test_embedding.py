@@ -455,6 +455,72 @@ class EmbeddingTableTest(unittest.TestCase):
                 with self.assertRaises(pinflow.StateMismatch):
                     other.load(path)
 
+    def test_grad_scaler_skips_a_step_whose_gradients_are_infinite(self):
+        for device in DEVICES:
+            tables = [pinflow.EmbeddingTable(10, 4, weights=("normal", 0, 1), optimizer="sgd", lr=0.5, device=device)
+                      for _ in range(2)]
+            scaled, plain = tables
+            module, optimizer = scaled.module(), scaled.optimizer()
+            where = scaled._torch_device
+            scaler = torch.amp.GradScaler(where.partition(":")[0], init_scale=1024.0)
+            for factor in (1.0, float("inf"), 2.0):
+                scaler.scale((module([1, 2, 1]) * factor).sum()).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+                self.assertEqual(scaled.gradients, [])
+                if factor != float("inf"):
+                    (plain.module()([1, 2, 1]) * factor).sum().backward()
+                    plain.step()
+            self.assertEqual(scaler.get_scale(), 512.0)
+            self.assertTrue(torch.equal(scaled.weights(range(10)), plain.weights(range(10))))
+
+    def test_the_optimizer_serves_clipping_schedulers_and_closures(self):
+        for device in DEVICES:
+            table = pinflow.EmbeddingTable(5, 4, optimizer="sgd", lr=1.0, device=device)
+            module, optimizer = table.module(), table.optimizer()
+            self.assertIsInstance(optimizer, torch.optim.Optimizer)
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+            def loss():
+                total = module([3]).sum()
+                total.backward()
+                return total
+
+            self.assertEqual(float(optimizer.step(loss).detach()), 0.0)
+            schedule.step()
+            loss()
+            parameters = optimizer.param_groups[0]["params"]
+            self.assertEqual([tuple(each.grad.shape) for each in parameters], [(1, 4)])
+            self.assertEqual(float(torch.nn.utils.clip_grad_norm_(parameters, 1.0)), 2.0)
+            optimizer.step()  # half of the rate, gradients of 0.5
+            torch.testing.assert_close(table.weights([3]), torch.full((1, 4), -1.25))
+            optimizer.load_state_dict({**optimizer.state_dict(), "param_groups": [{"lr": 0.25, "params": []}]})
+            loss()
+            optimizer.step()
+            torch.testing.assert_close(table.weights([3]), torch.full((1, 4), -1.5))
+            loss()
+            optimizer.zero_grad()
+            optimizer.step()
+            torch.testing.assert_close(table.weights([3]), torch.full((1, 4), -1.5))
+            with self.assertRaises(pinflow.Unsupported):
+                optimizer.add_param_group({"params": [torch.zeros(1)]})
+            with self.assertRaises(pinflow.InvalidArgument):
+                optimizer.load_state_dict(torch.optim.SGD([torch.zeros(1)], 0.1).state_dict())
+            with self.assertRaises(TypeError):
+                copy.deepcopy(optimizer)
+
+    def test_a_prefetch_takes_the_memory_of_a_lookup_whose_graph_is_kept(self):
+        for device in DEVICES:
+            table = pinflow.EmbeddingTable(100, 4, device=device)
+            module = table.module()
+            kept = module([1, 2])
+            for step in range(8):
+                table.prefetch([step])
+                module([step]).sum().backward()
+                table.step()
+            self.assertEqual(tuple(kept.shape), (2, 4))
+
     def test_a_lease_may_be_dropped_on_another_thread(self):
         for device in DEVICES:
             with self.subTest(device=device):

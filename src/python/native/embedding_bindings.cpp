@@ -202,6 +202,7 @@ void bind_embedding_tables(nb::module_& module) {
                  self.table().cancel_prefetches();
              })
         .def_prop_ro("device", [](python_embeddings& self) { return self.table().device().name(); })
+        .def_prop_ro("rate", [](python_embeddings& self) { return rate_of(self.table().options().rule); })
         .def_prop_ro("gpu",
                      [](python_embeddings& self) -> std::optional<int> {
                          const device& device = self.table().device();

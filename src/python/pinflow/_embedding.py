@@ -10,6 +10,7 @@ from ._arrays import path_text
 from ._devices import device_name
 from ._embedding_inputs import check_whole, first_weights, host_ids, ids_of, import_torch, is_on_gpu, joined_ids, real_tensor
 from ._embedding_lease import EmbeddingLease, RowFormat
+from ._embedding_optimizer import embedding_optimizer
 from ._errors import AllSlotsLeased, InvalidArgument, Unsupported
 from ._streams import consumer_stream
 from ._train import _TYPES, _numbers
@@ -116,7 +117,12 @@ class EmbeddingTable:
             Unsupported: ids on a GPU.
         """
         found = host_ids(ids)
-        self._table.prefetch(found.ctypes.data, found.size)
+        try:
+            self._table.prefetch(found.ctypes.data, found.size)
+        except AllSlotsLeased:
+            if not self._release_held():
+                raise
+            self._table.prefetch(found.ctypes.data, found.size)
 
     def cancel_prefetches(self) -> None:
         """Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits until
@@ -225,7 +231,9 @@ class EmbeddingTable:
         self._begin()
 
     def export_weights(self, path: Any) -> None:
-        """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits.
+        """Writes the weights of all rows as a .npy file, atomically, with some MiB of memory. Waits for all commits. numpy
+        has no bfloat16: such weights are written as |V2, which import_weights of a bfloat16 table reads; `save` and
+        load_file keep the type.
 
         Raises:
             InvalidArgument: the name does not end in .npy. SystemFailure: the file cannot be written.
@@ -290,11 +298,27 @@ class EmbeddingTable:
         table, which `save` and `load` are for."""
         return _module_class()(self)
 
+    def optimizer(self) -> Any:
+        """A torch.optim.Optimizer that steps this table, for torch.amp.GradScaler (which skips steps whose gradients are
+        infinite or NaN), torch.nn.utils.clip_grad_norm_ and schedulers of `lr`:
+
+            optimizer = table.optimizer()
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(optimizer.param_groups[0]["params"], 1.0)
+            scaler.step(optimizer)               # table.step(), unless it is skipped
+            scaler.update()
+            optimizer.zero_grad()                # drops the gradients of a skipped step
+
+        The parameters in `param_groups` stand for `gradients`, and are made anew whenever it is read. Its state_dict has
+        `lr` and what schedulers add; `save` is for weights and state."""
+        return embedding_optimizer(self)
+
     @property
     def gradients(self) -> List[Any]:
         """The gradients that `step` will use: for each backward pass of a lookup a tensor with a row for each id. Scale or
         clip them in place. Rows of equal ids are added by `step`, so their norm is not that of a dense gradient.
-        torch.nn.utils.clip_grad_norm_ takes parameters, not these: use get_total_norm."""
+        `optimizer` has them as parameters, which torch.nn.utils.clip_grad_norm_ and GradScaler take."""
         return [gradient for _, _, gradient in self._pending]
 
     def step(self) -> None:

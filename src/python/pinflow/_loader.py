@@ -365,8 +365,8 @@ class Loader:
         numbers_of_rows = row_numbers(order, first_length)
         return _native.Order(numbers_of_rows), len(numbers_of_rows)
 
-    def __copy__(self) -> Loader:
-        raise TypeError("a loader cannot be copied: make another one")
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError("a loader cannot be copied or pickled: make another one")
 
     def __enter__(self) -> Loader:
         return self
