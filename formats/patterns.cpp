@@ -1,12 +1,15 @@
 #include "formats/patterns.hpp"
 
+#include <dirent.h>
 #include <fmt/format.h>
 #include <fnmatch.h>
 #include <glob.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <filesystem>
+#include <iterator>
 #include <new>
 #include <system_error>
 
@@ -51,6 +54,36 @@ bool natural_less(std::string_view a, std::string_view b) {
     return a < b;  // they differ in leading zeros only, if at all
 }
 
+/// A missing folder has no matches, but an unreadable one might.
+bool is_absence(int failure) {
+    return failure == ENOENT || failure == ENOTDIR;
+}
+
+/// Why glob could not tell whether a path exists; 0 if it always could. It takes such a path for a missing
+/// one.
+thread_local int unknown_path = 0;
+
+int noted(int status) {
+    if (status != 0 && !is_absence(errno)) unknown_path = errno;
+    return status;
+}
+
+/// An absolute path in which a folder has one name only: without "..", and without links as far as there are
+/// no wildcards. Its last part stays as it is.
+std::filesystem::path without_links(const std::filesystem::path& absolute) {
+    std::filesystem::path folder;
+    auto part = absolute.begin();
+    for (; part != absolute.end() && std::next(part) != absolute.end() && !has_wildcards(part->string());
+         ++part)
+        folder /= *part;
+    std::error_code unknown;
+    std::filesystem::path real = std::filesystem::weakly_canonical(folder, unknown);
+    if (unknown) real = folder;
+    for (; part != absolute.end(); ++part)
+        real /= *part;
+    return real;
+}
+
 }  // namespace
 
 bool has_wildcards(std::string_view text) {
@@ -65,12 +98,15 @@ bool exists(const std::string& path) {
 std::vector<std::string> matches_of(const std::string& pattern) {
     if (!has_wildcards(pattern) || pattern.find('\0') != pattern.npos) return {};
     ::glob_t found{};
-    // a missing folder has no matches, but an unreadable one might
-    const auto stop_at = [](const char* /*folder*/, int failure) {
-        return failure == ENOENT || failure == ENOTDIR ? 0 : 1;
-    };
-    const int status = ::glob(pattern.c_str(), GLOB_NOSORT, stop_at, &found);
-    const int error = errno;
+    found.gl_opendir = [](const char* name) -> void* { return ::opendir(name); };
+    found.gl_readdir = [](void* folder) { return ::readdir(static_cast<::DIR*>(folder)); };
+    found.gl_closedir = [](void* folder) { ::closedir(static_cast<::DIR*>(folder)); };
+    found.gl_stat = [](const char* name, struct ::stat* to) { return noted(::stat(name, to)); };
+    found.gl_lstat = [](const char* name, struct ::stat* to) { return noted(::lstat(name, to)); };
+    const auto stop_at = [](const char* /*folder*/, int failure) { return is_absence(failure) ? 0 : 1; };
+    unknown_path = 0;
+    const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_ALTDIRFUNC, stop_at, &found);
+    const int error = status == GLOB_ABORTED ? errno : unknown_path;
     std::vector<std::string> paths;
     try {
         if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
@@ -80,7 +116,7 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     }
     ::globfree(&found);
     if (status == GLOB_NOSPACE) throw std::bad_alloc();
-    if (status == GLOB_ABORTED) {
+    if (status == GLOB_ABORTED || unknown_path != 0) {
         const std::error_code code(error, std::generic_category());
         throw system_failure(
             fmt::format("cannot look for the files that match '{}': {}", pattern, described(code)), code);
@@ -104,12 +140,16 @@ bool pattern_covers(const std::string& text, const std::string& path) {
     const auto normal = [](const std::string& name) {
         std::error_code no_folder;
         const std::filesystem::path whole = std::filesystem::absolute(name, no_folder);
-        return (no_folder ? std::filesystem::path(name) : whole).lexically_normal().string();
+        return (no_folder ? std::filesystem::path(name) : whole).lexically_normal();
+    };
+    const auto matches = [](const std::filesystem::path& pattern, const std::filesystem::path& name) {
+        return ::fnmatch(pattern.c_str(), name.c_str(), FNM_PATHNAME | FNM_PERIOD) == 0;
     };
     bool covers = false;
     try_cuts(text, [&](const file_and_name& cut) {
-        return covers =
-                   ::fnmatch(normal(cut.path).c_str(), normal(path).c_str(), FNM_PATHNAME | FNM_PERIOD) == 0;
+        const std::filesystem::path pattern = normal(cut.path);
+        const std::filesystem::path name = normal(path);
+        return covers = matches(pattern, name) || matches(without_links(pattern), without_links(name));
     });
     return covers;
 }

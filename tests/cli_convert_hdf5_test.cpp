@@ -249,12 +249,15 @@ TEST_CASE("convert: any order and byte order becomes a dataset in C order, littl
                cli::safetensors(R"({"x":{"dtype":"I32","shape":[2,3],"data_offsets":[0,24]}})", plain));
     for (const char* const in : {"plain.npy", "big.npy", "fortran.npy", "deflated.npz", "one.safetensors"}) {
         CAPTURE(in);
+        const std::string name = std::string_view(in).ends_with(".npy") ? "data" : "x";
         convert({folder / in, folder / "out.h5"});
-        check_with_h5py(folder / "out.h5", "data", {"<i4", "(2, 3)", plain});
+        check_with_h5py(folder / "out.h5", name, {"<i4", "(2, 3)", plain});
         convert({folder / in, folder / "out.hdf5", "--deflate", "9"});
-        check_with_h5py(folder / "out.hdf5", "data", {"<i4", "(2, 3)", plain}, {2, 3}, 9);
-        check_content(read_back(folder / "out.hdf5", "data"), {"<i4", "(2, 3)", plain});
+        check_with_h5py(folder / "out.hdf5", name, {"<i4", "(2, 3)", plain}, {2, 3}, 9);
+        check_content(read_back(folder / "out.hdf5", name), {"<i4", "(2, 3)", plain});
     }
+    convert({folder / "one.safetensors", folder / "one.safetensors"});
+    CHECK(pinflow::list_arrays(folder / "one.safetensors").front().name == "x");
     write_file(folder / "fields.npy",
                npy("[('x', '>i2'), ('y', '|u1', (3,))]", "(2,)", std::string("\0\1abc\0\2def", 10)));
     convert({folder / "fields.npy", folder / "out.h5"});
@@ -274,7 +277,8 @@ TEST_CASE("convert: any order and byte order becomes a dataset in C order, littl
 }
 
 TEST_CASE(
-    "convert: several arrays keep their names as paths, a single array is called data or as OUT names it") {
+    "convert: arrays of a whole file keep their names as paths, a chosen one is called data or as OUT names "
+    "it") {
     ++cases_run;
     const temporary_folder folder;
     const std::string in = folder / "in.npz", out = folder / "out.h5", back = folder / "back.npz";

@@ -230,7 +230,15 @@ TEST_CASE("convert: reinterprets bytes as another type, then casts numbers") {
     CHECK(half.descr == "bfloat16");
     CHECK(half.bytes.substr(0, 2) == std::string("\xc0\x3f", 2));
     const tool_result result = run_tool({"convert", in, out, "--dtype", "bfloat16"});
-    CHECK(result.output.find("--view-as bfloat16") != std::string::npos);
+    CHECK(result.output.find("note: numpy has no bfloat16: it is written as |V2") != std::string::npos);
+    const std::string floats = folder / "floats.safetensors";
+    write_file(floats, cli::safetensors(R"({"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]},)"
+                                        R"("b":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[2,4]},)"
+                                        R"("c":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[4,6]}})",
+                                        "abcdef"));
+    const std::string said = run_tool({"convert", floats, folder / "floats.npz"}).output;
+    CHECK(said.find("no float8_e4m3fn: 'a' is written as |V1") != std::string::npos);
+    CHECK(said.find("no float8_e5m2: 'b', 'c' are written as |V1") != std::string::npos);
     check_content(read_back(out), {"|V2", "(4,)", half.bytes});
     convert({out, folder / "back.npy", "--view-as", "bfloat16", "--dtype", "float32"});
     CHECK(read_back(folder / "back.npy").bytes.substr(0, 4) == bytes_of<float>({1.5F}));

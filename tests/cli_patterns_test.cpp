@@ -224,3 +224,32 @@ TEST_CASE("cli patterns: the error for a folder names the pattern of its files")
     check_fails(1, {"stream", path}, {"it is a folder", "*.npy"});
     check_fails(1, {"inspect", path}, {"it is a folder", "*.npy"});
 }
+
+TEST_CASE("cli patterns: a folder whose files cannot be looked for is an error, and not left out") {
+    const temporary_folder folder;
+    for (const char* const name : {"a", "b"}) {
+        std::filesystem::create_directory(folder / name);
+        write_file(folder / (std::string(name) + "/part.npy"), npy("<i2", "(1, 3)", cli::counting_bytes(6)));
+    }
+    CHECK(run_json({"stream", "--device", "host", folder / "*/part.npy"})["rows"] == 2);
+    std::filesystem::create_symlink("loop", folder / "loop");
+    for (const char* const pattern : {"*/part.npy", "*/part*.npy"})
+        check_fails(1, {"stream", "--device", "host", folder / pattern},
+                    {"Too many levels of symbolic links"});
+    std::filesystem::remove(folder / "loop");
+    std::filesystem::create_symlink("missing", folder / "dangling");
+    CHECK(run_json({"stream", "--device", "host", folder / "*/part.npy"})["rows"] == 2);
+}
+
+TEST_CASE("cli patterns: a file of the pattern is not written by way of a link to its folder either") {
+    const temporary_folder folder;
+    std::filesystem::create_directory(folder / "parts");
+    write_file(folder / "parts/part.npy", npy("<i2", "(1, 3)", cli::counting_bytes(6)));
+    std::filesystem::create_directory_symlink("parts", folder / "link");
+    for (const char* const out : {"link/part.npy", "link/part-new.npy", "parts/part-new.npy"}) {
+        CAPTURE(out);
+        check_fails(1, {"convert", folder / "parts/part*.npy", folder / out}, {"matches it"});
+        check_fails(1, {"convert", folder / "link/part*.npy", folder / out}, {"matches it"});
+    }
+    CHECK(run_tool({"convert", folder / "link/part*.npy", folder / "link/whole.npy"}).status == 0);
+}

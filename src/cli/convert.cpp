@@ -58,7 +58,9 @@ dtype parse_dtype(std::string_view flag, const std::string& text) {
         try {
             return dtype::parse(text);
         } catch (const error& failure) {
-            throw usage_error(fmt::format("{} takes a type as numpy spells it: {}", flag, failure.what()));
+            throw usage_error(
+                fmt::format("{} takes a type as numpy spells it, bfloat16, float8_e4m3fn or float8_e5m2: {}",
+                            flag, failure.what()));
         }
     }();
     if (!parsed.is_little_endian()) {
@@ -73,8 +75,8 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
     CLI::App app(
         "Rewrites arrays as .npy, .npz (stored), .safetensors or HDF5 (.h5, .hdf5), by the extension of\n"
         "OUT. The output is in C order, little-endian and aligned, so that it can be mapped. IN without\n"
-        "NAME means all of its arrays. OUT appears complete or not at all, and may be IN. HDF5 attributes\n"
-        "are not copied.",
+        "NAME means all of its arrays. OUT appears complete or not at all, and may be IN. Of HDF5 files,\n"
+        "attributes, further names (links) of datasets and the names of enumerations are not copied.",
         "pinflow convert");
     std::string in, out, cast_to, view_as, alignment, deflate_level;
     app.add_option("IN", in,
@@ -83,8 +85,8 @@ std::optional<convert_arguments> parse_convert_arguments(const argument_list& ar
         ->type_name("")
         ->required();
     app.add_option("OUT", out,
-                   "A file, or FILE:NAME. Without NAME, one array is called `data`;\n"
-                   "several keep their names")
+                   "A file, or FILE:NAME. Without NAME, arrays keep their names; one that was\n"
+                   "chosen as IN:NAME, or has no name, as in .npy files, is called `data`")
         ->type_name("")
         ->required();
     app.add_option(
@@ -203,7 +205,10 @@ std::vector<conversion> plan(const convert_arguments& arguments,
     if (source.name || listed.size() == 1) {
         const std::string name = source.name.value_or(listed.empty() ? "" : listed.front().name);
         const auto stream = elements.stream(name, reordering_bytes());
-        return {plan_one(arguments, name, target.name, stream->dtype(), stream->shape())};
+        // the only array of a whole file keeps its name, if it has one
+        const bool has_name =
+            !target.named && !source.name && !name.empty() && target.format != file_format::npy;
+        return {plan_one(arguments, name, has_name ? name : target.name, stream->dtype(), stream->shape())};
     }
     if (listed.empty() && (target.format == file_format::npy || target.named))
         throw invalid_argument(fmt::format("cannot convert '{}': there is no array in it", source.path));
@@ -342,19 +347,28 @@ std::uint64_t convert_all(const convert_arguments& arguments, const pinflow::det
     return written_bytes;
 }
 
-/// A note on the first type that .npy headers cannot express; empty if there is none.
-std::string note_on(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
+/// A note for each type that .npy headers cannot express, with the names of its arrays; empty if there is
+/// none.
+std::string notes_on(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
     const file_format format = arguments.target.format;
     if (format != file_format::npy && format != file_format::npz) return {};
-    for (const conversion& each : conversions) {
-        const dtype& type = each.target.dtype;
-        if (type.kind() == dtype_kind::bfloat16 || type.kind() == dtype_kind::float8_e4m3fn ||
-            type.kind() == dtype_kind::float8_e5m2) {
-            return fmt::format("numpy has no {}: it is written as |V{}, to be read with --view-as {}\n",
-                               type.descr(), type.size_bytes(), type.descr());
+    std::string notes;
+    for (const dtype_kind kind : {dtype_kind::bfloat16, dtype_kind::float8_e4m3fn, dtype_kind::float8_e5m2}) {
+        std::vector<array_listing> arrays;
+        for (const conversion& each : conversions) {
+            if (each.target.dtype.kind() != kind) continue;
+            arrays.emplace_back();
+            arrays.back().name = each.target.name;
+            arrays.back().dtype = each.target.dtype;
         }
+        if (arrays.empty()) continue;
+        const dtype& type = *arrays.front().dtype;
+        const std::string what = format == file_format::npy ? "it" : names_of(arrays);
+        notes += fmt::format("note: numpy has no {}: {} {} written as |V{}, to be read with --view-as {}\n",
+                             type.descr(), what, arrays.size() == 1 ? "is" : "are", type.size_bytes(),
+                             type.descr());
     }
-    return {};
+    return notes;
 }
 
 std::unique_ptr<pinflow::detail::element_file> open_source(const convert_arguments& arguments) {
@@ -377,7 +391,7 @@ void convert(const argument_list& arguments) {
     print(fmt::format("{}: {}, {} in {:.3f} s, {:.2f} GB/s\n{}", escaped(parsed->target.path),
                       readable_count(conversions.size(), "array", "arrays"),
                       readable_count(bytes, "byte", "bytes"), seconds,
-                      static_cast<double>(bytes) / seconds / 1e9, note_on(*parsed, conversions)));
+                      static_cast<double>(bytes) / seconds / 1e9, notes_on(*parsed, conversions)));
 }
 
 }  // namespace pinflow::cli
