@@ -58,6 +58,7 @@ embedding_table::state::state(embedding_options chosen, const pinflow::device& w
 
 embedding_table::state::~state() {
     threads_.reset();
+    if (::getpid() != process) return;  // the streams are the parent's
     const auto wait_for = [](const auto& work) {
         try {
             work.synchronize();
