@@ -12,6 +12,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "sanitized.hpp"
 #include "temporary_folder.hpp"
 
 using namespace pinflow;
@@ -98,6 +99,7 @@ TEST_CASE("loader: a forked child is refused and exits, and the parent continues
 }
 
 TEST_CASE("loader: a child that is forked while loaders begin can use a loader of its own") {
+    if (sanitized) return;  // ThreadSanitizer ends children that start threads
     const array rows = numbered_rows(2000, 100);
     const auto make = [&] {
         return std::make_unique<loader>(std::vector<std::shared_ptr<const row_source>>{rows},
