@@ -17,6 +17,7 @@
 #include "formats/patterns.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
+#include "pinflow/formats/open.hpp"
 #include "pinflow/shared/segment.hpp"
 #include "src/cli/arguments.hpp"
 #include "src/cli/commands.hpp"
@@ -132,9 +133,15 @@ input_file open_one_file(const std::string& path) {
     try {
         return input_file(path);
     } catch (const system_failure& failure) {
-        if (failure.code() != std::errc::no_such_file_or_directory || !pinflow::detail::has_wildcards(path))
-            throw;
-        throw system_failure(fmt::format("{}; verify takes one file, not a pattern", failure.what()),
+        if (failure.code() != std::errc::no_such_file_or_directory) throw;
+        std::string_view what;
+        if (pinflow::detail::has_wildcards(path)) {
+            what = "a pattern";
+        } else if (split_file_and_name(path).named) {
+            what = "an array in it";
+        }
+        if (what.empty()) throw;
+        throw system_failure(fmt::format("{}; verify takes one file, not {}", failure.what(), what),
                              failure.code());
     }
 }
