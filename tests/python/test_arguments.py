@@ -219,6 +219,37 @@ class LoaderTest(Folder):
         loader = pinflow.Loader(self.saved(), order=Endless(), batch=10, device="host")
         self.assertEqual(first_row_of(next(iter(loader))[0]), 3)
 
+    def test_a_weighted_order_draws_rows_in_proportion(self):
+        path = self.saved()
+        weights = np.zeros(ROWS)
+        weights[[3, 5]] = 1, 3
+        for given in (weights, weights.tolist(), (weights * 7).astype(np.int32)):
+            loader = pinflow.Loader(path, order="weighted", weights=given, draws=4000, batch=100, seed=2, device="host")
+            epochs = [np.concatenate([batch.row_ids for batch in loader.batches()]) for _ in range(2)]
+            for drawn in epochs:
+                self.assertEqual(len(drawn), 4000)
+                self.assertEqual(set(drawn.tolist()), {3, 5})
+                self.assertAlmostEqual(float((drawn == 5).mean()), 0.75, delta=0.05)
+            self.assertFalse(np.array_equal(*epochs))
+        loader = pinflow.Loader(path, order="weighted", weights=weights, batch=100, device="host")
+        first = next(loader.batches())
+        self.assertEqual(len(loader), -(-ROWS // 100))
+        resumed = pinflow.Loader(path, order="weighted", weights=weights, batch=100, device="host")
+        resumed.load_state_dict(first.state_dict())
+        rest = [batch.row_ids for batch in resumed.batches()]
+        whole = [batch.row_ids for batch in
+                 pinflow.Loader(path, order="weighted", weights=weights, batch=100, device="host").batches()]
+        np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(whole[1:]))
+        for wrong, text in (({"order": "weighted"}, "belong together"), ({"weights": weights}, "belong together"),
+                            ({"draws": 5}, "only order='weighted'"),
+                            ({"order": "weighted", "weights": weights[:-1]}, str(ROWS)),
+                            ({"order": "weighted", "weights": -weights}, "negative"),
+                            ({"order": "weighted", "weights": weights.reshape(1, -1)}, "one axis"),
+                            ({"order": "weighted", "weights": np.zeros(ROWS)}, "above 0"),
+                            ({"order": "weighted", "weights": weights, "draws": -1}, "draws must be")):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, text):
+                pinflow.Loader(path, device="host", **wrong)
+
     def test_things_that_are_no_order_are_named(self):
         path = self.saved()
         for order in (None, 5, {1, 2}, object()):

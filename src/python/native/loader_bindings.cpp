@@ -21,6 +21,7 @@
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/loader/loader.hpp"
+#include "src/python/native/buffer.hpp"
 #include "src/python/native/file_name.hpp"
 #include "src/python/native/opened_array.hpp"
 #include "src/python/native/python_order.hpp"
@@ -222,7 +223,7 @@ order order_of(const std::string& name) {
         if (to_string(each) == name) return each;
     }
     throw invalid_argument(
-        "an order is 'sequential', 'shuffled' or 'windowed', a list of row numbers, or an object "
+        "an order is 'sequential', 'shuffled', 'windowed' or 'weighted', a list of row numbers, or an object "
         "with name, position_count and rows_at, not '" +
         name + "'");
 }
@@ -284,7 +285,15 @@ std::unique_ptr<python_loader> make_loader(const std::vector<std::shared_ptr<ope
         options.resume_from = loader_state::from_json(*state);
     const nb::object order = given["order"];
     const std::uint64_t row_count = sources.front()->row_count();
-    if (nb::isinstance<nb::str>(order)) {
+    if (const nb::object weights = given["weights"]; !weights.is_none()) {
+        const buffer memory(weights, false);
+        const std::span all(reinterpret_cast<const double*>(memory.bytes().data()),
+                            memory.bytes().size() / sizeof(double));
+        const auto draws = nb::cast<std::uint64_t>(given["draws"]);
+        const auto seed = nb::cast<std::uint64_t>(given["seed"]);
+        const gil_release released;
+        options.sampler = sampler::weighted(all, draws, seed);
+    } else if (nb::isinstance<nb::str>(order)) {
         options.order = order_of(nb::cast<std::string>(order));
         options.seed = nb::cast<std::uint64_t>(given["seed"]);
         options.window_rows = value_of<std::uint64_t>(given, "window").value_or(0);

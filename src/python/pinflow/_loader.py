@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
 
 from . import _native
-from ._arrays import row_numbers
+from ._arrays import elements_of, row_numbers
 from ._batch import Batch, Tensor, tensors_of
 from ._devices import device_name
 from ._errors import DeviceError, Error, InvalidArgument
@@ -44,6 +44,15 @@ class Report:
 
     def __repr__(self) -> str:
         return f"<pinflow.Report {self}>"
+
+
+def _weights_of(weights: Any) -> Any:
+    import numpy
+
+    given = elements_of(weights)
+    if given.ndim != 1 or given.dtype.kind not in "biuf":
+        raise InvalidArgument(f"the weights of rows are numbers on one axis, not {given.dtype} of shape {given.shape}")
+    return numpy.ascontiguousarray(given, dtype=numpy.float64)
 
 
 def _is_whole(value: Any) -> bool:
@@ -150,7 +159,10 @@ class Loader:
             together); the row numbers of an epoch (an array or a list), or an object with `name` ('mine/1'),
             `position_count`, and `rows_at(epoch, first, out)`, which fills `out`, a memoryview of unsigned 64-bit
             numbers, with the row numbers at the positions first, first + 1, ...
-        seed: of the shuffled and the windowed order. Each epoch has another order.
+            'weighted' draws rows with replacement, in the proportions of `weights`.
+        weights: for the weighted order: a number of at least 0 for each row, as an array, a list or a tensor.
+        draws: how many rows an epoch of the weighted order draws; None: as many as there are.
+        seed: of the shuffled, the windowed and the weighted order. Each epoch has another order.
         epochs: epochs in all, those before a resume included; further loops deliver nothing. None: any number.
         device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
             torch.device.
@@ -183,7 +195,8 @@ class Loader:
                  epochs: Optional[int] = None, device: Any = "auto", rank: Union[int, str, None] = None,
                  world: Optional[int] = None, tail: str = "partial", route: str = "auto",
                  memory: Optional[int] = None, stream: Any = None, slots: Optional[int] = None,
-                 threads: Optional[int] = None, window: Optional[int] = None) -> None:
+                 threads: Optional[int] = None, window: Optional[int] = None, weights: Any = None,
+                 draws: Optional[int] = None) -> None:
         if rank == "auto":
             if world is not None:
                 raise InvalidArgument("rank='auto' takes world from the environment, too: do not give it")
@@ -192,7 +205,8 @@ class Loader:
             raise InvalidArgument("rank and world belong together: give both or none")
         whole: Dict[str, Tuple[Any, int]] = {
             "batch": (batch, 1), "seed": (seed, 0), "epochs": (epochs, 0), "rank": (rank, 0), "world": (world, 1),
-            "memory": (memory, 0), "slots": (slots, 2), "threads": (threads, 0), "window": (window, 0)}
+            "memory": (memory, 0), "slots": (slots, 2), "threads": (threads, 0), "window": (window, 0),
+            "draws": (draws, 0)}
         for name, (value, least) in whole.items():
             if value is None and name not in ("batch", "seed"):
                 continue
@@ -208,13 +222,20 @@ class Loader:
         self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
         self._stream = stream
+        is_weighted = isinstance(order, str) and order == "weighted"
+        if is_weighted != (weights is not None):
+            raise InvalidArgument("order='weighted' and `weights` belong together: give both or none")
+        if draws is not None and weights is None:
+            raise InvalidArgument("only order='weighted' draws rows")
         native_order, rows = self._order_of(order)
-        rows = max(1, rows)
+        if weights is not None and draws is None:
+            draws = rows
+        rows = max(1, rows if draws is None else draws)
         self._options: Dict[str, Any] = {
             "batch": batch, "order": native_order, "seed": seed, "device": device_name(device), "rank": rank,
             "world": world, "tail": tail, "route": route, "memory": memory, "slots": slots, "threads": threads,
             "window": window, "epochs": min(_ENDLESS, _MAX_ROWS // rows) if epochs is None else epochs,
-            "state": None, "first_epoch": 0,
+            "state": None, "first_epoch": 0, "weights": None if weights is None else _weights_of(weights), "draws": draws,
         }
         self._loader = _native.make_loader(self._arrays, self._options)
         self._device = self._loader.device
@@ -360,8 +381,8 @@ class Loader:
                 raise InvalidArgument(f"the `position_count` of an order is a whole number of at least 0, not {count!r}")
             return _native.Order(order), int(count)
         if not hasattr(order, "__array__") and not isinstance(order, Sequence):
-            raise InvalidArgument("an order is 'sequential', 'shuffled' or 'windowed', a list of row numbers, or an object "
-                                  f"with name, position_count and rows_at, not {order!r:.100}")
+            raise InvalidArgument("an order is 'sequential', 'shuffled', 'windowed' or 'weighted', a list of row numbers, or "
+                                  f"an object with name, position_count and rows_at, not {order!r:.100}")
         numbers_of_rows = row_numbers(order, first_length)
         return _native.Order(numbers_of_rows), len(numbers_of_rows)
 
