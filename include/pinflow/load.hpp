@@ -19,6 +19,7 @@
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
 #include "pinflow/dtype.hpp"
+#include "pinflow/empty_on_move.hpp"
 #include "pinflow/pin.hpp"
 #include "pinflow/stream.hpp"
 
@@ -124,6 +125,8 @@ struct load_options {
 /// or cast. Their pages are those of the page cache until they are written to, which does not change the
 /// file. If the file is truncated, reading the lost pages raises SIGBUS; if it is written to, the tensor may
 /// change.
+///
+/// A moved-from tensor has no memory and 0 bytes, and to_dlpack throws invalid_argument for it.
 class device_tensor {
  public:
     const std::string& name() const noexcept { return name_; }
@@ -151,9 +154,9 @@ class device_tensor {
     std::string name_;
     pinflow::dtype dtype_;
     shape_vector shape_;
-    std::uint64_t size_bytes_ = 0;
+    detail::empty_on_move<std::uint64_t> size_bytes_ = 0;
     pinflow::device device_;
-    std::byte* data_ = nullptr;
+    detail::empty_on_move<std::byte*> data_ = nullptr;
     std::shared_ptr<detail::loaded_block> block_;
 };
 
@@ -185,6 +188,10 @@ class tensor_files {
     /// Reads the headers, those of several files in parallel.
     /// @throws invalid_argument for two tensors of one name, and for no files; what list_arrays throws.
     explicit tensor_files(std::vector<std::filesystem::path> files);
+    // moving copies, so that there is no empty object
+    tensor_files(const tensor_files&) noexcept = default;
+    tensor_files& operator=(const tensor_files&) noexcept = default;
+    ~tensor_files() = default;
 
     const std::vector<std::filesystem::path>& files() const noexcept;
     /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors

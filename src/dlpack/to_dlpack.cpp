@@ -119,6 +119,8 @@ dlpack::exported_tensor<Managed> to_dlpack(const array& array) {
 
 template <typename Managed>
 dlpack::exported_tensor<Managed> to_dlpack(const device_tensor& tensor) {
+    if (tensor.data() == nullptr && element_count(tensor.shape()) != 0)
+        throw invalid_argument("cannot export a loaded tensor that was moved from");
     return make_tensor<Managed>(array_view(tensor.data(), tensor.dtype(), tensor.shape()), tensor.device(),
                                 false, tensor.share());
 }

@@ -272,4 +272,23 @@ TEST_CASE("moved from: a writer refuses more, and leaves no file") {
     }
     CHECK(std::filesystem::is_empty(folder.path()));
 }
+
+TEST_CASE("moved from: a loaded tensor has no memory, and opened files stay open") {
+    const temporary_folder folder;
+    const std::vector<float> numbers(1 << 19, 1.0F);  // more than 1 MiB, so that the tensor is a mapping
+    write_npy(folder / "a.npy",
+              array_view(reinterpret_cast<const std::byte*>(numbers.data()), dtype::of<float>(), {1 << 19}));
+    tensor_files files({folder / "a.npy"});
+    const tensor_files files_now = std::move(files);
+    CHECK(files.tensors().size() == 1);
+    device_tensor gone = files.load(files.select({}), device::host())["a"];
+    {
+        const device_tensor now = std::move(gone);
+        CHECK(now.size_bytes() == numbers.size() * sizeof(float));
+    }
+    CHECK(gone.data() == nullptr);
+    CHECK(gone.size_bytes() == 0);
+    CHECK(gone.share() == nullptr);
+    CHECK_THROWS_AS(to_dlpack(gone), invalid_argument);
+}
 // NOLINTEND(bugprone-use-after-move)
