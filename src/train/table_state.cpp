@@ -40,6 +40,8 @@ void embedding_table::state::check_in_host_memory(row_ids ids) const {
 /// @throws invalid_argument for ids outside the table; unsupported for ids in device memory.
 void embedding_table::state::check_inside(row_ids ids) const {
     check_in_host_memory(ids);
+    if (ids.data() == nullptr && ids.size() != 0)
+        throw invalid_argument(fmt::format("{} ids cannot lie at a null pointer", ids.size()));
     const std::span all(ids.data(), ids.size());
     const auto is_outside = [&](std::uint64_t id) { return id >= options.row_count; };
     // the highest bit tells whether one is outside; compilers vectorise this. row_count is below 2^63

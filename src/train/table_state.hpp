@@ -86,7 +86,7 @@ struct embedding_table::state {
     void throw_wrong_ids(detail::table_step& step);
     void throw_wrong_ids();
     void check_ids(row_ids ids) const;
-    void check_weights(row_ids ids, std::uint64_t size_bytes) const;
+    void check_weights(row_ids ids, std::span<const std::byte> weights) const;
     void begin_change();
     std::span<std::byte> host_records() noexcept;
     template <typename Work>

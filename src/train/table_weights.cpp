@@ -13,12 +13,15 @@ namespace pinflow {
 
 using detail::table_step;
 
-void embedding_table::state::check_weights(row_ids ids, std::uint64_t size_bytes) const {
+void embedding_table::state::check_weights(row_ids ids, std::span<const std::byte> weights) const {
     check_inside(ids);
     const std::uint64_t expected = ids.size() * options.columns * options.type.size_bytes();
-    if (size_bytes != expected)
+    if (weights.size() != expected)
+        throw invalid_argument(fmt::format("the weights of {} rows take {} bytes, not {}", ids.size(),
+                                           expected, weights.size()));
+    if (weights.data() == nullptr && expected != 0)
         throw invalid_argument(
-            fmt::format("the weights of {} rows take {} bytes, not {}", ids.size(), expected, size_bytes));
+            fmt::format("the weights of {} rows cannot lie at a null pointer", ids.size()));
 }
 
 /// Prepares for the host to change records: no device work reads or writes them.
@@ -35,7 +38,7 @@ void embedding_table::state::begin_change() {
 }
 
 void embedding_table::state::read_weights(row_ids ids, std::span<std::byte> destination) {
-    check_weights(ids, destination.size());
+    check_weights(ids, destination);
     synchronize();
     const std::uint64_t row_bytes = options.columns * options.type.size_bytes();
     std::byte* to = destination.data();
@@ -52,7 +55,7 @@ void embedding_table::state::read_weights(row_ids ids, std::span<std::byte> dest
 }
 
 void embedding_table::state::write_weights(row_ids ids, std::span<const std::byte> weights) {
-    check_weights(ids, weights.size());
+    check_weights(ids, weights);
     begin_change();
     const std::uint64_t row_bytes = options.columns * options.type.size_bytes();
     const std::byte* from = weights.data();

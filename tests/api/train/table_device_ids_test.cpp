@@ -322,6 +322,16 @@ TEST_CASE("embedding table: only a fetch takes ids in device memory") {
         CHECK_THROWS_AS(table.prefetch(ids.ids()), unsupported);
         CHECK_THROWS_AS(table.read_weights(ids.ids(), weights), unsupported);
         CHECK_THROWS_AS(table.write_weights(ids.ids(), weights), unsupported);
+        const std::span<const std::uint64_t> nowhere(static_cast<const std::uint64_t*>(nullptr), 3);
+        CHECK_THROWS_AS(table.fetch(nowhere, stream), invalid_argument);
+        CHECK_THROWS_AS(table.prefetch(nowhere), invalid_argument);
+        CHECK_THROWS_AS(table.read_weights(nowhere, {}), invalid_argument);
+        const std::vector<std::uint64_t> first{0};
+        const std::uint64_t first_bytes = table.options().columns * sizeof(float);
+        CHECK_THROWS_AS(table.read_weights(first, {static_cast<std::byte*>(nullptr), first_bytes}),
+                        invalid_argument);
+        CHECK_THROWS_AS(table.write_weights(first, {static_cast<const std::byte*>(nullptr), first_bytes}),
+                        invalid_argument);
         CHECK_THROWS_AS(table.fetch(row_ids::on_device(nullptr, 1), stream), invalid_argument);
         CHECK_THROWS_AS(table.fetch(row_ids::on_device(ids.data(), 11), stream), invalid_argument);
         CHECK(table.fetch(row_ids::on_device(nullptr, 0), stream).row_count() == 0);
