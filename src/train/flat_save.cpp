@@ -126,6 +126,9 @@ void flat_parameters::load(const std::filesystem::path& path, stream_view stream
             detail::quote(path.string()), rule.empty() ? "no rule" : fmt::format("the rule '{}'", rule),
             rule_name(own.groups.front())));
     const std::string steps_text = text_of(steps_key);
+    if (steps_text.empty())
+        throw state_mismatch(fmt::format("{} is no file of flat parameters: it lacks the metadata '{}'",
+                                         detail::quote(path.string()), steps_key));
     detail::flat_control control;
     const char* const end = steps_text.data() + steps_text.size();
     const auto [rest, code] = std::from_chars(steps_text.data(), end, control.steps);
