@@ -196,7 +196,7 @@ def whole_numbers(numbers: Any) -> AnyArray:
     """
     import numpy
 
-    given = numpy.asarray(numbers)
+    given = elements_of(numbers)
     if given.ndim != 1 or given.dtype.kind not in "iu" and given.size > 0:
         hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
         raise InvalidArgument("row numbers are whole numbers on one axis, not "

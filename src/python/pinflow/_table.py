@@ -132,6 +132,10 @@ class RowTable:
 
                 rows = torch.as_tensor(rows, dtype=getattr(torch, self._table.dtype))
             if not hasattr(rows, "__dlpack__"):
+                given = numpy.asarray(rows).dtype
+                takes = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}.get(numpy.dtype(self.dtype).kind)
+                if given.kind not in takes if takes else not numpy.can_cast(given, self.dtype, "same_kind"):
+                    raise InvalidArgument(f"rows of {given} cannot become rows of the table, which has {self.dtype}")
                 rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
             if isinstance(rows, numpy.ndarray):
                 rows = _writable(rows)
