@@ -503,6 +503,18 @@ class EmbeddingTableTest(unittest.TestCase):
             optimizer.zero_grad()
             optimizer.step()
             torch.testing.assert_close(table.weights([3]), torch.full((1, 4), -1.5))
+            table.set_rate(0.5)  # until the optimizer's lr changes
+            loss()
+            optimizer.step()
+            torch.testing.assert_close(table.weights([3]), torch.full((1, 4), -2.0))
+            optimizer.param_groups[0]["weight_decay"] = 1.0
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "not weight_decay"):
+                optimizer.step()
+            del optimizer.param_groups[0]["weight_decay"]
+            for state in ({}, None, {"state": {}, "param_groups": [{"params": [], "lr": "x"}]},
+                          {"state": {}, "param_groups": [{"params": [], "lr": float("nan")}]}):
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "no state"):
+                    optimizer.load_state_dict(state)
             with self.assertRaises(pinflow.Unsupported):
                 optimizer.add_param_group({"params": [torch.zeros(1)]})
             with self.assertRaises(pinflow.InvalidArgument):

@@ -310,8 +310,9 @@ class EmbeddingTable:
             scaler.update()
             optimizer.zero_grad()                # drops the gradients of a skipped step
 
-        The parameters in `param_groups` stand for `gradients`, and are made anew whenever it is read. Its state_dict has
-        `lr` and what schedulers add; `save` is for weights and state."""
+        The parameters in `param_groups` stand for `gradients`, and are made anew whenever it is read: change their `grad`
+        in place. Its state_dict has `lr` and what schedulers add; `save` is for weights and state. A step sets `lr` if it
+        has changed since the last one; other settings of a group are refused."""
         return embedding_optimizer(self)
 
     @property

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional
 
 from ._embedding_inputs import import_torch
 from ._errors import InvalidArgument, Unsupported
+from ._train import _DEFAULTS
 
 if TYPE_CHECKING:
     from ._embedding import EmbeddingTable
 
 _classes: Dict[str, Any] = {}
+#: settings of rules that a group of torch.optim may have, without lr
+_SETTINGS = {name for settings in _DEFAULTS.values() for name in settings} - {"lr"}
 
 
 def embedding_optimizer(table: EmbeddingTable) -> Any:
@@ -30,8 +34,8 @@ def _make_class() -> Any:
         def __init__(self, table: EmbeddingTable) -> None:
             self._table = table
             self._groups: List[Dict[str, Any]] = []
-            rate: float = table._table.rate
-            super().__init__([torch.zeros((), requires_grad=True)], {"lr": rate})
+            self._rate: float = table._table.rate  # the last one that a step has set
+            super().__init__([torch.zeros((), requires_grad=True)], {"lr": self._rate})
 
         @property
         def param_groups(self) -> List[Dict[str, Any]]:
@@ -53,9 +57,14 @@ def _make_class() -> Any:
             if closure is not None:
                 with torch.enable_grad():
                     loss = closure()
+            fixed = sorted(_SETTINGS.intersection(self._groups[0]))
+            if fixed:
+                raise InvalidArgument(f"only lr of this optimizer can change, not {', '.join(fixed)}: the table keeps its "
+                                      "settings")
             rate = float(self._groups[0]["lr"])
-            if rate != self._table._table.rate:
+            if rate != self._rate:
                 self._table.set_rate(rate)
+                self._rate = rate
             self._table.step()
             return loss
 
@@ -69,10 +78,14 @@ def _make_class() -> Any:
             return {"state": {}, "param_groups": [{**kept, "params": []}]}
 
         def load_state_dict(self, state_dict: Dict[str, Any]) -> None:
-            groups = state_dict["param_groups"]
-            if len(groups) != 1 or groups[0]["params"] or state_dict["state"]:
-                raise InvalidArgument("this is not the state of an optimizer of an EmbeddingTable: it has parameters")
-            self._groups[0].update({name: value for name, value in groups[0].items() if name != "params"})
+            try:
+                (group,) = state_dict["param_groups"]
+                is_right = not group["params"] and not state_dict["state"] and isfinite(group["lr"])
+            except (TypeError, KeyError, ValueError):
+                is_right = False
+            if not is_right:
+                raise InvalidArgument("this is no state of an optimizer of an EmbeddingTable")
+            self._groups[0].update({name: value for name, value in group.items() if name != "params"})
 
         def __reduce_ex__(self, protocol: Any) -> Any:
             return self._table.__reduce_ex__(protocol)
