@@ -54,6 +54,9 @@ TEST_CASE("flat parameters: a file of other parameters or another rule is refuse
         refuses(saved({{"w", type, {4}}, {"c", type, {2}}}, adam{}));
         refuses(saved({{"w", type, {2, 2}}, {"b", type, {2}}}, adam{}));
         refuses(saved({{"w", dtype::of<double>(), {4}}, {"b", type, {2}}}, adam{}));
+        const auto of_table = folder / "table.safetensors";
+        embedding_table({.row_count = 2, .columns = 4}, device).save(of_table);  // by Adam, too
+        refuses(of_table);
         const auto path = saved({{"w", type, {4}}, {"b", type, {2}}}, adam{});
         {
             std::fstream file(path);
