@@ -59,17 +59,16 @@ bool is_absence(int failure) {
     return failure == ENOENT || failure == ENOTDIR;
 }
 
-/// Why glob could not tell whether a path exists; 0 if it always could. It takes such a path for a missing
-/// one.
-thread_local int unknown_path = 0;
+/// The error of a stat that failed for another reason than a missing path; 0 if none did. glob takes such
+/// paths for missing ones.
+thread_local int stat_error = 0;
 
 int noted(int status) {
-    if (status != 0 && !is_absence(errno)) unknown_path = errno;
+    if (status != 0 && !is_absence(errno)) stat_error = errno;
     return status;
 }
 
-/// An absolute path in which a folder has one name only: without "..", and without links as far as there are
-/// no wildcards. Its last part stays as it is.
+/// `absolute` without symbolic links and "..", up to the first wildcard. The last part stays as it is.
 std::filesystem::path without_links(const std::filesystem::path& absolute) {
     std::filesystem::path folder;
     auto part = absolute.begin();
@@ -104,9 +103,9 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     found.gl_stat = [](const char* name, struct ::stat* to) { return noted(::stat(name, to)); };
     found.gl_lstat = [](const char* name, struct ::stat* to) { return noted(::lstat(name, to)); };
     const auto stop_at = [](const char* /*folder*/, int failure) { return is_absence(failure) ? 0 : 1; };
-    unknown_path = 0;
+    stat_error = 0;
     const int status = ::glob(pattern.c_str(), GLOB_NOSORT | GLOB_ALTDIRFUNC, stop_at, &found);
-    const int error = status == GLOB_ABORTED ? errno : unknown_path;
+    const int error = status == GLOB_ABORTED ? errno : stat_error;
     std::vector<std::string> paths;
     try {
         if (status == 0) paths.assign(found.gl_pathv, found.gl_pathv + found.gl_pathc);
@@ -116,7 +115,7 @@ std::vector<std::string> matches_of(const std::string& pattern) {
     }
     ::globfree(&found);
     if (status == GLOB_NOSPACE) throw std::bad_alloc();
-    if (status == GLOB_ABORTED || unknown_path != 0) {
+    if (status == GLOB_ABORTED || stat_error != 0) {
         const std::error_code code(error, std::generic_category());
         throw system_failure(
             fmt::format("cannot look for the files that match '{}': {}", pattern, described(code)), code);

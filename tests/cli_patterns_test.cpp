@@ -241,7 +241,7 @@ TEST_CASE("cli patterns: a folder whose files cannot be looked for is an error, 
     CHECK(run_json({"stream", "--device", "host", folder / "*/part.npy"})["rows"] == 2);
 }
 
-TEST_CASE("cli patterns: a file of the pattern is not written by way of a link to its folder either") {
+TEST_CASE("cli patterns: an output that the pattern matches through a linked folder is refused") {
     const temporary_folder folder;
     std::filesystem::create_directory(folder / "parts");
     write_file(folder / "parts/part.npy", npy("<i2", "(1, 3)", cli::counting_bytes(6)));

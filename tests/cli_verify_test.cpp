@@ -122,7 +122,7 @@ TEST_CASE("verify: refuses what is not a regular file, and wrong usage") {
     cli::check_fails(1, {"verify", folder / "absent"}, {"absent"});
     cli::check_fails(1, {"verify", folder / "absent", "--write"}, {"absent"});
     cli::check_fails(1, {"verify", folder / "b*"}, {"b*", "one file, not a pattern"});
-    cli::check_fails(1, {"verify", folder / "a:x"}, {"a:x", "one file, not an array in it"});
+    cli::check_fails(1, {"verify", folder / "a:x"}, {"a:x", "one file, not an array in a file"});
     cli::check_fails(1, {"verify", folder.path()}, {"it is a folder, and verify takes one file"});
     cli::check_fails(1, {"verify", ""});
     cli::check_fails(2, {"verify"}, {"required"});

@@ -146,7 +146,7 @@ void load_rows(const device& gpu, const std::filesystem::path& path, load_route 
     CHECK(std::ranges::equal(found, expected));
 }
 
-/// Calls `loop` once for each CUDA call that it makes, which fails.
+/// Runs `loop` once for each CUDA call that it makes, and makes that call fail.
 template <typename Loop>
 void fail_each_call(Loop loop) {
     loop();  // makes what is made once

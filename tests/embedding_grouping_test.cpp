@@ -92,7 +92,7 @@ TEST_CASE("embedding table: a GPU groups many ids in host memory, and the host l
     }
 }
 
-TEST_CASE("embedding table: a fetch does not wait while the GPU groups ids, but the number of rows does") {
+TEST_CASE("embedding table: fetch does not wait until the GPU has grouped the ids, but row_count does") {
     grouping_backend backend;
     const stream stream(backend.device());
     embedding_options options = table_options(0);
@@ -179,7 +179,7 @@ TEST_CASE("embedding table: the ids of a lease do not wait for later fetches") {
     table.synchronize();  // before the ids go
 }
 
-TEST_CASE("embedding table: a table that has grown is asked again whether the GPU groups ids") {
+TEST_CASE("embedding table: growing decides anew whether the GPU groups ids") {
     grouping_backend backend;
     backend.is_reached = false;
     const stream stream(backend.device());

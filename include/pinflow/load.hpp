@@ -188,7 +188,7 @@ class tensor_files {
     /// Reads the headers, those of several files in parallel.
     /// @throws invalid_argument for two tensors of one name, and for no files; what list_arrays throws.
     explicit tensor_files(std::vector<std::filesystem::path> files);
-    // moving copies, so that there is no empty object
+    // without move members: a move copies, so that a moved-from object stays usable
     tensor_files(const tensor_files&) noexcept = default;
     tensor_files& operator=(const tensor_files&) noexcept = default;
     ~tensor_files() = default;

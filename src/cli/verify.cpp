@@ -138,7 +138,7 @@ input_file open_one_file(const std::string& path) {
         if (pinflow::detail::has_wildcards(path)) {
             what = "a pattern";
         } else if (split_file_and_name(path).named) {
-            what = "an array in it";
+            what = "an array in a file";
         }
         if (what.empty()) throw;
         throw system_failure(fmt::format("{}; verify takes one file, not {}", failure.what(), what),

@@ -16,7 +16,7 @@ namespace {
 /// A callback of a section may wait for the thread that forks, for example for Python's GIL.
 constexpr std::chrono::milliseconds max_wait{200};
 
-struct gate {
+struct fork_state {
     std::mutex mutex;
     std::condition_variable changed;
     std::size_t sections = 0;
@@ -24,59 +24,59 @@ struct gate {
 };
 
 /// Never destroyed: threads of pinflow may outlive static objects.
-gate& process_gate() {
-    alignas(gate) static std::byte memory[sizeof(gate)];
-    static gate* const made = new (memory) gate;
+fork_state& process_state() {
+    alignas(fork_state) static std::byte memory[sizeof(fork_state)];
+    static fork_state* const made = new (memory) fork_state;
     return *made;
 }
 
 void before_fork() {
-    gate& each = process_gate();
-    std::unique_lock lock(each.mutex);
-    each.is_pending = true;
-    each.changed.wait_for(lock, max_wait, [&] { return each.sections == 0; });
+    fork_state& state = process_state();
+    std::unique_lock lock(state.mutex);
+    state.is_pending = true;
+    state.changed.wait_for(lock, max_wait, [&] { return state.sections == 0; });
     static_cast<void>(lock.release());  // locked until the fork is over
 }
 
 void after_fork() {
-    gate& each = process_gate();
-    each.is_pending = false;
-    each.mutex.unlock();
-    each.changed.notify_all();
+    fork_state& state = process_state();
+    state.is_pending = false;
+    state.mutex.unlock();
+    state.changed.notify_all();
 }
 
 /// The threads of all sections stayed in the parent.
 void after_fork_in_child() {
-    new (&process_gate()) gate;
+    new (&process_state()) fork_state;
 }
 
 }  // namespace
 
 void watch_forks() {
-    process_gate();
+    process_state();
     // late, so that fork calls it before handlers that lock what sections use
     static const int status = ::pthread_atfork(before_fork, after_fork, after_fork_in_child);
     static_cast<void>(status);  // without memory for handlers, a fork does not wait
 }
 
 unforked_section::unforked_section() {
-    gate& each = process_gate();
-    std::unique_lock lock(each.mutex);
-    each.changed.wait(lock, [&] { return !each.is_pending; });
-    ++each.sections;
+    fork_state& state = process_state();
+    std::unique_lock lock(state.mutex);
+    state.changed.wait(lock, [&] { return !state.is_pending; });
+    ++state.sections;
 }
 
 unforked_section::~unforked_section() {
-    gate& each = process_gate();
+    fork_state& state = process_state();
     {
-        const std::scoped_lock lock(each.mutex);
-        --each.sections;
+        const std::scoped_lock lock(state.mutex);
+        --state.sections;
     }
-    each.changed.notify_all();
+    state.changed.notify_all();
 }
 
 bool is_fork_pending() noexcept {
-    return process_gate().is_pending.load(std::memory_order_relaxed);
+    return process_state().is_pending.load(std::memory_order_relaxed);
 }
 
 }  // namespace pinflow::detail

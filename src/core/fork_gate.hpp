@@ -7,9 +7,9 @@ namespace pinflow::detail {
 /// anything.
 void watch_forks();
 
-/// Work of one of pinflow's own threads in oneTBB, as long as it lives. A fork waits until no such work is
-/// going on, but at most 200 ms: a child would inherit locks of oneTBB and its allocator that nobody ever
-/// unlocks, and hang as soon as it uses oneTBB itself.
+/// One of pinflow's own threads works in oneTBB while this lives. A fork waits for such work, at most 200 ms:
+/// otherwise the child could inherit locks of oneTBB and its allocator that nobody unlocks, and hang as soon
+/// as it uses oneTBB itself.
 class unforked_section {
  public:
     /// Waits while another thread forks.

@@ -74,7 +74,7 @@ std::span<const std::uint64_t> embedding_lease::ids() const {
     const std::uint64_t count = table.count_rows(step);
     {
         const auto lock = locked(table.process, table.call_mutex);
-        table.list_ids(step);
+        table.copy_ids_to_host(step);
     }
     step.listed.synchronize();
     return {step.host_groups().ids, count};

@@ -64,10 +64,10 @@ void embedding_table::state::write(table_step& step, stream_view stream) {
     try {
         scatter(step);
     } catch (...) {
-        detail::mark_quietly(step.written, writes_);  // a part may have been enqueued
+        detail::record_or_wait_noexcept(step.written, writes_);  // a part may have been enqueued
         throw;
     }
-    detail::mark(step.written, writes_);
+    detail::record_or_wait(step.written, writes_);
     step.is_ordered = false;
     std::erase(leased_, &step);
     for (const auto* const others : {&leased_, &prefetched_}) {

@@ -44,7 +44,7 @@ void embedding_table::state::throw_wrong_ids() {
 }
 
 /// Whether the device groups many ids in host memory: it takes less time than the CPU, and the indices need
-/// not cross the link. The rows must travel as those of ids in device memory.
+/// not cross the link. Kernels must reach the rows, as for ids in device memory.
 bool embedding_table::state::can_group_on_device() const {
     if (is_on_host() || options.max_batch_ids < min_device_grouped_ids) return false;
     return !exchange_ || (exchange_->is_in_place() &&
@@ -60,7 +60,6 @@ void embedding_table::state::group_on_device(const table_step& step) {
     device_grouper_->group(step, options.row_count, options.device_rows, groupings_);
 }
 
-/// The number of rows that a lease names.
 std::uint64_t embedding_table::state::count_rows(const table_step& step) {
     if (step.requested_on_device != nullptr || !step.is_grouped_on_device) return step.row_count;
     step.grouped.synchronize();
@@ -68,12 +67,12 @@ std::uint64_t embedding_table::state::count_rows(const table_step& step) {
 }
 
 /// Enqueues the copy of a step's different ids, which the device has grouped, to its host memory.
-void embedding_table::state::list_ids(table_step& step) {
+void embedding_table::state::copy_ids_to_host(table_step& step) {
     if (step.is_listed) return;
     const std::span ids(step.host_groups().ids, count_rows(step));
     copy_to_host_async(std::as_writable_bytes(ids),
                        reinterpret_cast<const std::byte*>(step.device_groups().ids), lists_);
-    detail::mark(step.listed, lists_);
+    detail::record_or_wait(step.listed, lists_);
     step.is_listed = true;
 }
 

@@ -140,7 +140,7 @@ table_step& embedding_table::state::take_step() {
         for (table_step* const step : prefetched_) {
             if (step->newer.empty() || step->newer.front() != *commit) continue;
             patch(*step, gathers_);
-            detail::mark(step->gathered, gathers_);
+            detail::record_or_wait(step->gathered, gathers_);
         }
         oldest = std::ranges::find_if(committed_, has_no_reader);
     }
@@ -165,7 +165,7 @@ void embedding_table::state::patch(table_step& step, stream_view stream) {
         device.backend().patch_records({step.rows(), commit.rows(), layout.size_bytes},
                                        stream.native_handle());
     stream.wait(commit.released);  // the streams of earlier readers
-    detail::mark(commit.released, stream);
+    detail::record_or_wait(commit.released, stream);
     --commit.readers;
     step.newer.erase(step.newer.begin());
 }
@@ -280,7 +280,7 @@ void embedding_table::state::group(table_step& step, detail::row_grouper& groupe
 }
 
 /// Enqueues what brings the groups of a step to its device memory.
-void embedding_table::state::bring_groups(table_step& step) {
+void embedding_table::state::enqueue_groups(table_step& step) {
     const stream_view stream = groupings_;
     // earlier users of the memory
     stream.wait(step.gathered);
@@ -290,15 +290,15 @@ void embedding_table::state::bring_groups(table_step& step) {
         step.upload(stream);
         if (step.is_grouped_on_device) group_on_device(step);
     } catch (...) {
-        detail::mark_quietly(step.grouped, stream);  // a part may have been enqueued
+        detail::record_or_wait_noexcept(step.grouped, stream);  // a part may have been enqueued
         throw;
     }
-    detail::mark(step.grouped, stream);
+    detail::record_or_wait(step.grouped, stream);
 }
 
 /// Enqueues the gather of a step, after its groups.
 void embedding_table::state::gather(table_step& step) {
-    bring_groups(step);
+    enqueue_groups(step);
     const stream_view stream = gathers_;
     try {
         stream.wait(step.grouped);
@@ -323,10 +323,10 @@ void embedding_table::state::gather(table_step& step) {
         }
     } catch (...) {
         step.newer.clear();
-        detail::mark_quietly(step.gathered, stream);  // a part may have been enqueued
+        detail::record_or_wait_noexcept(step.gathered, stream);  // a part may have been enqueued
         throw;
     }
-    detail::mark(step.gathered, stream);
+    detail::record_or_wait(step.gathered, stream);
     for (table_step* const commit : step.newer)
         ++commit->readers;
 }

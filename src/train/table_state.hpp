@@ -25,8 +25,8 @@ enum class row_direction : std::uint8_t;
 
 namespace pinflow {
 
-/// What a table owns; leases share it. Each member except `drop` is called with call_mutex locked, by one
-/// thread at a time. `drop` may be called by any thread.
+/// What a table owns; leases share it. Each member except `drop` and `count_rows` is called with call_mutex
+/// locked, by one thread at a time. Any thread may call these two.
 ///
 /// A GPU that reaches the storage in place groups many ids itself. Otherwise, prefetched steps with many ids
 /// are prepared by other threads: they group the ids, then lock call_mutex while they enqueue the gather.
@@ -58,9 +58,9 @@ struct embedding_table::state {
     void check_stream(stream_view stream) const;
     void check_gradients(const detail::table_step& step, const std::byte* gradients,
                          const pinflow::dtype& type) const;
-    /// Needs no lock: only waits.
+    /// The number of rows of a lease. May wait until the device has grouped the ids.
     static std::uint64_t count_rows(const detail::table_step& step);
-    void list_ids(detail::table_step& step);
+    void copy_ids_to_host(detail::table_step& step);
     void synchronize();
 
     embedding_options options;
@@ -71,7 +71,8 @@ struct embedding_table::state {
     const ::pid_t process = ::getpid();
 
  private:
-    /// A GPU groups this number of ids and more. With 1024 the CPU is as fast if nothing is prefetched.
+    /// A GPU groups this number of ids and more. From Python, the CPU is faster with 1024 if nothing is
+    /// prefetched (samples/bench/NOTEBOOK.md, 2026-11-28).
     static constexpr std::uint64_t min_device_grouped_ids = 2048;
     /// Otherwise, from this number of ids on, prefetch leaves the grouping to other threads. Not tuned.
     static constexpr std::uint64_t min_threaded_ids = 8192;
@@ -98,7 +99,7 @@ struct embedding_table::state {
     detail::table_step& take_step();
     detail::table_step& begin_step(row_ids ids);
     void group(detail::table_step& step, detail::row_grouper& grouper) const;
-    void bring_groups(detail::table_step& step);
+    void enqueue_groups(detail::table_step& step);
     void gather(detail::table_step& step);
     void prepare(detail::table_step& step, detail::row_grouper& grouper) noexcept;
     void wait_for_grouping();
@@ -131,7 +132,7 @@ struct embedding_table::state {
     device_buffer rule_memory_;
     const detail::rule_numbers* numbers_ = nullptr;  ///< in rule_memory_
     std::optional<row_exchange> exchange_;           ///< of the rows from device_rows on
-    bool groups_on_device_ = false;                  ///< many ids in host memory
+    bool groups_on_device_ = false;                  ///< whether the device groups many ids in host memory
     /// Made by the first fetch of ids in device memory, unless groups_on_device_ is set.
     std::optional<detail::device_grouper> device_grouper_;
     std::vector<std::uint64_t> exchanged_;

@@ -70,7 +70,7 @@ void table_step::upload(stream_view stream) const {
     copy_batch_to_device_async(ranges, stream);
 }
 
-void mark(event& passed, stream_view stream) {
+void record_or_wait(event& passed, stream_view stream) {
     try {
         passed.record(stream);
     } catch (...) {
@@ -79,9 +79,9 @@ void mark(event& passed, stream_view stream) {
     }
 }
 
-void mark_quietly(event& passed, stream_view stream) noexcept {
+void record_or_wait_noexcept(event& passed, stream_view stream) noexcept {
     try {
-        mark(passed, stream);
+        record_or_wait(passed, stream);
     } catch (...) {
         return;  // nothing that the event should mark is running
     }

@@ -49,8 +49,8 @@ struct table_step {
     }
     /// Sets `requested` to a copy of `ids` in page-locked memory.
     void copy_requested(std::span<const std::uint64_t> ids);
-    /// Copies the numbers from host memory to the device, and the indices; or, if the device groups the ids,
-    /// only these, unless they are there.
+    /// Copies the numbers to the device. If the CPU has grouped the ids, also the indices; if the device
+    /// groups them, also the ids, unless they are in device memory.
     void upload(stream_view stream) const;
     /// The caller's ids in device memory, until they are grouped.
     const std::uint64_t* ids_to_group() const noexcept {
@@ -91,8 +91,8 @@ struct table_step {
 
 /// Records the event. If that fails, waits for the stream instead, so that the work which the event should
 /// mark has ended, and throws.
-void mark(event& passed, stream_view stream);
+void record_or_wait(event& passed, stream_view stream);
 /// The same while another error is handled.
-void mark_quietly(event& passed, stream_view stream) noexcept;
+void record_or_wait_noexcept(event& passed, stream_view stream) noexcept;
 
 }  // namespace pinflow::detail

@@ -241,7 +241,7 @@ class LoaderTest(Folder):
                  pinflow.Loader(path, order="weighted", weights=weights, batch=100, device="host").batches()]
         np.testing.assert_array_equal(np.concatenate(rest), np.concatenate(whole[1:]))
         for wrong, text in (({"order": "weighted"}, "belong together"), ({"weights": weights}, "belong together"),
-                            ({"draws": 5}, "only order='weighted'"),
+                            ({"draws": 5}, "needs order='weighted'"),
                             ({"order": "weighted", "weights": weights[:-1]}, str(ROWS)),
                             ({"order": "weighted", "weights": -weights}, "negative"),
                             ({"order": "weighted", "weights": weights.reshape(1, -1)}, "one axis"),

@@ -508,7 +508,7 @@ class EmbeddingTableTest(unittest.TestCase):
             optimizer.step()
             torch.testing.assert_close(table.weights([3]), torch.full((1, 4), -2.0))
             optimizer.param_groups[0]["weight_decay"] = 1.0
-            with self.assertRaisesRegex(pinflow.InvalidArgument, "not weight_decay"):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "the group has weight_decay"):
                 optimizer.step()
             del optimizer.param_groups[0]["weight_decay"]
             for state in ({}, None, {"state": {}, "param_groups": [{"params": [], "lr": "x"}]},

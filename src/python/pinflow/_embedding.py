@@ -106,8 +106,8 @@ class EmbeddingTable:
 
     def prefetch(self, ids: Any) -> None:
         """Begins to move the rows of a later fetch of the same ids in the same order. Changes no result. If there are
-        2048 ids or more, the GPU groups them. On the CPU, background threads group 8192 ids and more, and enqueue the
-        work; `fetch` then raises their errors.
+        2048 ids or more, a GPU whose kernels move the rows groups them. Otherwise background threads group 8192 ids and
+        more, and enqueue the work; `fetch` then raises their errors.
 
         Args:
             ids: whole numbers in host memory.
@@ -130,8 +130,8 @@ class EmbeddingTable:
         self._table.cancel_prefetches()
 
     def fetch(self, ids: Any) -> EmbeddingLease:
-        """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream. Waits until
-        the number of rows is known; lookups of the module do not.
+        """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream. For
+        ids in host memory, waits until the number of rows is known; lookups of the module do not.
 
         Args:
             ids: whole numbers of any shape, which may repeat: a numpy array, a list or a tensor. A tensor on the
@@ -311,8 +311,8 @@ class EmbeddingTable:
             optimizer.zero_grad()                # drops the gradients of a skipped step
 
         The parameters in `param_groups` stand for `gradients`, and are made anew whenever it is read: change their `grad`
-        in place. Its state_dict has `lr` and what schedulers add; `save` is for weights and state. A step sets `lr` if it
-        has changed since the last one; other settings of a group are refused."""
+        in place. Its state_dict has `lr` and what schedulers add; `save` is for weights and state. A step calls
+        set_rate if `lr` has changed since the last one; other settings of a group are refused."""
         return embedding_optimizer(self)
 
     @property

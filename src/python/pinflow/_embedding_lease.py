@@ -18,7 +18,7 @@ class RowFormat(NamedTuple):
 
 class EmbeddingLease:
     """Rows on the table's device, from `fetch` to `commit`: each row once, in ascending order of ids. Needs PyTorch.
-    Dropping it without a commit changes nothing in the table. Tensors of `weights` and `positions` hold it, too."""
+    Dropping it without a commit changes nothing in the table. The tensors `weights` and `positions` keep it, too."""
 
     def __init__(self, lease: Any, row_format: RowFormat, has_gpu_ids: bool = False) -> None:
         self._lease, self._format, self._has_gpu_ids = lease, row_format, has_gpu_ids

@@ -49,7 +49,7 @@ def _make_class() -> Any:
 
         def add_param_group(self, param_group: Dict[str, Any]) -> None:
             if self._groups:
-                raise Unsupported("a group cannot be added: this optimizer has the gradients of its table")
+                raise Unsupported("a group cannot be added: this optimizer steps one EmbeddingTable")
             super().add_param_group(param_group)
 
         def step(self, closure: Optional[Callable[[], Any]] = None) -> Any:
@@ -59,8 +59,7 @@ def _make_class() -> Any:
                     loss = closure()
             fixed = sorted(_SETTINGS.intersection(self._groups[0]))
             if fixed:
-                raise InvalidArgument(f"only lr of this optimizer can change, not {', '.join(fixed)}: the table keeps its "
-                                      "settings")
+                raise InvalidArgument(f"the group has {', '.join(fixed)}: only lr of an EmbeddingTable's optimizer can change")
             rate = float(self._groups[0]["lr"])
             if rate != self._rate:
                 self._table.set_rate(rate)
@@ -84,7 +83,8 @@ def _make_class() -> Any:
             except (TypeError, KeyError, ValueError):
                 is_right = False
             if not is_right:
-                raise InvalidArgument("this is no state of an optimizer of an EmbeddingTable")
+                raise InvalidArgument("this is no state of an EmbeddingTable's optimizer, which has one group without params, "
+                                      "and a finite lr")
             self._groups[0].update({name: value for name, value in group.items() if name != "params"})
 
         def __reduce_ex__(self, protocol: Any) -> Any:

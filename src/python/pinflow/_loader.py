@@ -155,13 +155,13 @@ class Loader:
             `numpy.load(path, mmap_mode="r")`. For pinflow, a file that numpy has mapped is only memory: changes are not
             noticed, and truncating the file ends the process (SIGBUS).
         batch: samples in a batch. The last batch of an epoch may have fewer.
-        order: 'sequential', 'shuffled' or 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
-            together); the row numbers of an epoch (an array or a list), or an object with `name` ('mine/1'),
-            `position_count`, and `rows_at(epoch, first, out)`, which fills `out`, a memoryview of unsigned 64-bit
-            numbers, with the row numbers at the positions first, first + 1, ...
-            'weighted' draws rows with replacement, in the proportions of `weights`.
+        order: 'sequential', 'shuffled', 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
+            together) or 'weighted' (rows drawn with replacement, in the proportions of `weights`); the row numbers of
+            an epoch (an array or a list), or an object with `name` ('mine/1'), `position_count`, and `rows_at(epoch,
+            first, out)`, which fills `out`, a memoryview of unsigned 64-bit numbers, with the row numbers at the
+            positions first, first + 1, ...
         weights: for the weighted order: a number of at least 0 for each row, as an array, a list or a tensor.
-        draws: how many rows an epoch of the weighted order draws; None: as many as there are.
+        draws: how many rows are drawn in an epoch of the weighted order; None: as many as there are.
         seed: of the shuffled, the windowed and the weighted order. Each epoch has another order.
         epochs: epochs in all, those before a resume included; further loops deliver nothing. None: any number.
         device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
@@ -226,7 +226,7 @@ class Loader:
         if is_weighted != (weights is not None):
             raise InvalidArgument("order='weighted' and `weights` belong together: give both or none")
         if draws is not None and weights is None:
-            raise InvalidArgument("only order='weighted' draws rows")
+            raise InvalidArgument("`draws` needs order='weighted'")
         native_order, rows = self._order_of(order)
         if weights is not None and draws is None:
             draws = rows

@@ -135,7 +135,7 @@ class RowTable:
                 given = numpy.asarray(rows).dtype
                 takes = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}.get(numpy.dtype(self.dtype).kind)
                 if given.kind not in takes if takes else not numpy.can_cast(given, self.dtype, "same_kind"):
-                    raise InvalidArgument(f"rows of {given} cannot become rows of the table, which has {self.dtype}")
+                    raise InvalidArgument(f"rows of {given} cannot become rows of the table, whose type is {self.dtype}")
                 rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
             if isinstance(rows, numpy.ndarray):
                 rows = _writable(rows)

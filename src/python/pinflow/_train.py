@@ -92,13 +92,14 @@ class FlatParameters:
             optimizer.step()
             optimizer.zero_grad()
 
-    The parameters keep their values, and become views of the buffers: their `data` and their `grad` are replaced. Make it
-    after the model has been moved to its device, and keep it as long as the model. Parameters that do not require a
-    gradient when it is made are left alone; freezing or thawing parameters later needs a new optimizer. All others are updated in each step: where torch.optim skips a parameter without a gradient,
-    its gradient is zero here, so that decay and momentum still change it. Autograd does not notice that a step has
-    changed the parameters: a second backward through values from before a step gives wrong gradients, and no error.
-    Each parameter begins at a multiple of 256 bytes. So cuDNN's recurrent layers (LSTM, GRU) copy their weights into one
-    buffer in each call, and PyTorch warns about it.
+    The parameters keep their values, and become views of the buffers: their `data` and their `grad` are replaced. Make
+    it after the model has been moved to its device, and keep it as long as the model. Parameters that do not require a
+    gradient when it is made are left alone: to freeze or unfreeze some later, make a new optimizer. All others are
+    updated in each step: where torch.optim skips a parameter without a gradient, its gradient is zero here, so that
+    decay and momentum still change it. Autograd does not notice that a step has changed the parameters: a second
+    backward through values from before a step gives wrong gradients, and no error. Each parameter begins at a multiple
+    of 256 bytes. So cuDNN's recurrent layers (LSTM, GRU) copy their weights into one buffer in each call, and PyTorch
+    warns about it.
 
     Args:
         params: parameters, pairs of a name and a parameter (`model.named_parameters()`), or dictionaries with "params" and
