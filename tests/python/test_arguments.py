@@ -252,14 +252,14 @@ class LoaderTest(Folder):
 
     def test_rows_and_row_numbers_of_other_kinds_are_refused(self):
         numbers = np.zeros(3, np.int32)
-        table = pinflow.RowTable(numbers)
+        table = pinflow.RowTable(numbers, device="host")
         for rows in (None, [None], "7", [1.9], [1 + 2j]):
             with self.assertRaisesRegex(pinflow.InvalidArgument, "cannot become rows"):
                 table.scatter([0], rows)
         table.scatter([0, 1], [True, 5])
         self.assertEqual(numbers.tolist(), [1, 5, 0])
         small = np.zeros((2, 2), np.uint8)
-        pinflow.RowTable(small).scatter([1], [[7, 255]])
+        pinflow.RowTable(small, device="host").scatter([1], [[7, 255]])
         self.assertEqual(small.tolist(), [[0, 0], [7, 255]])
         with self.assertRaisesRegex(pinflow.InvalidArgument, "mask"):
             table.gather(np.ma.array([1, 2], mask=[0, 1]))
