@@ -71,9 +71,9 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `both` if all of these hold: there are fewer than 8 cores or threads (4 for files on tmpfs); 32 MiB or
-    /// more can take the route `copy`; and of the sampled pages, at least three quarters are in the page
-    /// cache. Otherwise `staged`.
+    /// `both` if all of these hold: there are fewer than 8 cores or threads (4 on tmpfs while pages of an
+    /// earlier load are still being unlocked); 32 MiB or more can take the route `copy`; and of the sampled
+    /// pages, at least three quarters are in the page cache. Otherwise `staged`.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,

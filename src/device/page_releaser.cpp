@@ -34,6 +34,11 @@ class running_releases {
         changed_.notify_all();
     }
 
+    bool any() noexcept {
+        const std::scoped_lock lock(mutex_);
+        return count_ > 0 && ::getpid() == process_;
+    }
+
     void wait() {
         if (::getpid() != process_) return;  // a forked process has none of the threads
         std::unique_lock lock(mutex_);
@@ -73,6 +78,10 @@ void release_in_background(pinned_pages pages) noexcept {
     } catch (const std::exception&) {
         return;  // `pages`, or `held`, has unregistered them
     }
+}
+
+bool is_releasing_pages() noexcept {
+    return releases().any();
 }
 
 void wait_for_released_pages() noexcept {

@@ -9,6 +9,9 @@ namespace pinflow::detail {
 /// returns. The process waits for such threads before it exits.
 void release_in_background(pinned_pages pages) noexcept;
 
+/// Whether pages given to release_in_background are still registered. Thread-safe.
+bool is_releasing_pages() noexcept;
+
 /// Waits until all pages given to release_in_background are unregistered. Thread-safe.
 void wait_for_released_pages() noexcept;
 

@@ -11,6 +11,7 @@
 #include "pinflow/file.hpp"
 #include "src/core/enumerators.hpp"
 #include "src/core/system.hpp"
+#include "src/device/page_releaser.hpp"
 #include "src/device/pin_limits.hpp"
 #include "src/rows/transfer_planner.hpp"
 
@@ -112,6 +113,7 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
         plan_load_transfer({.copyable_bytes = count_copyable_bytes(plan),
                             .is_all_copyable = plan.others.empty(),
                             .threads = options.threads == 0 ? threads : std::min(options.threads, threads),
+                            .is_unlocking = is_releasing_pages(),
                             .requested = parts_of(options.route),
                             .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
                             .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }});

@@ -285,14 +285,13 @@ transfer_plan plan_load_transfer(const load_facts& load) {
                                         in_binary_units(thresholds.min_pinned_bytes)));
     }
     if (!load.is_in_page_cache())
-        return only(staged,
-                    "the files are not in the page cache, and threads read them faster than page faults");
-    const bool in_memory = load.is_on_tmpfs();
-    const bool stages =
-        load.threads >= (in_memory ? thresholds.min_load_threads_on_tmpfs : thresholds.min_load_threads);
-    transfer_plan plan =
-        only(staged, fmt::format("{} threads read {} than pages of {} are page-locked", load.threads,
-                                 stages ? "faster" : "slower", in_memory ? "tmpfs" : "this file system"));
+        return only(staged, "the files are not in the page cache: reads are faster than page faults");
+    const bool is_slow = load.is_unlocking && load.is_on_tmpfs();
+    const unsigned enough = is_slow ? thresholds.min_slow_load_threads : thresholds.min_load_threads;
+    const bool stages = load.threads >= enough;
+    const char* const when = is_slow ? " on tmpfs, as pages of an earlier load are still being unlocked" : "";
+    constexpr auto text = "page-locking pays off with fewer than {} threads{}; {} can read";
+    transfer_plan plan = only(staged, fmt::format(text, enough, when, load.threads));
     if (!stages) plan.parts.insert(plan.parts.begin(), copied);
     return plan;
 }

@@ -153,7 +153,8 @@ rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double stag
 struct load_facts {
     std::uint64_t copyable_bytes = 0;  ///< bytes that the copy engine can read in the pages of the files
     bool is_all_copyable = false;
-    unsigned threads = 1;  ///< that may read files
+    unsigned threads = 1;       ///< that may read files
+    bool is_unlocking = false;  ///< pages of earlier loads are being unlocked
     /// What the route option asks for; empty: a choice.
     std::vector<transfer_part> requested = {};  // NOLINT(readability-redundant-member-init): g++ wants it
     // called only if the answer matters, because it takes system calls
