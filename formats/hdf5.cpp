@@ -22,6 +22,7 @@ namespace {
 class in_this_process final : public hdf5_access {
  public:
     std::vector<array_listing> list(const input_file& file) override { return list_hdf5_datasets(file); }
+    std::vector<hdf5_alias> aliases(const input_file& file) override { return list_hdf5_aliases(file); }
     hdf5_description describe(const input_file& file, std::string_view name) override {
         return describe_hdf5_dataset(file, name);
     }
@@ -53,6 +54,10 @@ hdf5_dataset open_dataset(const std::filesystem::path& path, std::string_view na
 
 void use_hdf5_access(std::shared_ptr<hdf5_access> other) {
     access() = std::move(other);
+}
+
+std::vector<hdf5_alias> list_hdf5_aliases(const std::filesystem::path& path) {
+    return access()->aliases(input_file(path));
 }
 
 std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes) {

@@ -4,6 +4,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/hdf5_aliases.hpp"
 #include "formats/hdf5_description.hpp"
 #include "formats/hdf5_rows.hpp"
 #include "pinflow/file.hpp"
@@ -22,6 +23,8 @@ class hdf5_access {
     virtual ~hdf5_access() = default;
 
     virtual std::vector<array_listing> list(const input_file& file) = 0;
+    /// As list_hdf5_aliases. By default none.
+    virtual std::vector<hdf5_alias> aliases(const input_file& /*file*/) { return {}; }
     virtual hdf5_description describe(const input_file& file, std::string_view name) = 0;
     /// Opens a reader for a dataset of `hdf5_storage::library`.
     virtual hdf5_read_function reader(std::shared_ptr<const input_file> file,

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "formats/hdf5_aliases.hpp"
 #include "formats/hdf5_description.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/formats/listing.hpp"
@@ -27,6 +28,9 @@ namespace pinflow::detail {
 /// listed with the reason.
 /// @throws system_failure, format_error, data_changed, unsupported (too many links); messages name the path.
 std::vector<array_listing> list_hdf5_datasets(const input_file& file);
+
+/// As list_hdf5_aliases for a path.
+std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file);
 
 /// Describes the dataset at the path `name` ("group/data", with or without a leading slash), following soft
 /// links. Reads no elements, except of a compact dataset, which is part of the metadata. The returned

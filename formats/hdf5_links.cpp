@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
-#include <set>
+#include <map>
 #include <vector>
 
 #include "formats/hdf5_handles.hpp"
@@ -164,10 +164,15 @@ constexpr std::size_t max_depth = 256;
 /// Longer link targets are left out of the report.
 constexpr std::size_t max_target_bytes = 4096;
 
+enum class listed { datasets, aliases };
+
 class lister {
  public:
-    explicit lister(const open_file& file) : file_(file) {}
-    std::vector<array_listing> list();
+    lister(const open_file& file, listed what) : file_(file), what_(what) {}
+    /// Visits all groups. Call it once.
+    void list();
+    std::vector<array_listing> take_listings() { return std::move(listings_); }
+    std::vector<hdf5_alias> take_aliases() { return std::move(aliases_); }
 
  private:
     struct open_group {
@@ -184,12 +189,14 @@ class lister {
     std::string not_followed_reason(const open_group& at, const link& found, const std::string& path);
 
     const open_file& file_;
+    listed what_;
     link_access links_;
-    std::set<std::string> seen_;
-    std::vector<open_group> open_groups_;  // from the root down
+    std::map<std::string, std::string> seen_;  ///< the names of objects, by their tokens
+    std::vector<open_group> open_groups_;      // from the root down
     std::size_t links_left_ = max_links;
     bool gave_up_ = false;
     std::vector<array_listing> listings_;
+    std::vector<hdf5_alias> aliases_;
 };
 
 void lister::refuse(const std::string& path, std::string reason) {
@@ -268,6 +275,7 @@ void lister::add_dataset(const open_group& at, const link& found, const std::str
 void lister::add(const open_group& at, const link& found) {
     const std::string path = at.path + found.name;
     if (found.type != H5L_TYPE_HARD) {
+        if (what_ == listed::aliases) return;
         if (std::string reason = not_followed_reason(at, found, path); !reason.empty())
             refuse(path, std::move(reason));
         return;
@@ -275,8 +283,11 @@ void lister::add(const open_group& at, const link& found) {
     try {
         const auto identity = identity_of(at.group.id(), found.name.c_str(), links_);
         if (!identity) fail(fmt::format("{} cannot be opened", quote(path)));
-        if (!seen_.insert(identity->token).second) return;
-        if (identity->type == H5O_TYPE_DATASET) add_dataset(at, found, path);
+        const auto [seen, is_new] = seen_.emplace(identity->token, path);
+        const bool is_dataset = identity->type == H5O_TYPE_DATASET;
+        if (!is_new && is_dataset && what_ == listed::aliases) aliases_.push_back({path, seen->second});
+        if (!is_new) return;
+        if (is_dataset && what_ == listed::datasets) add_dataset(at, found, path);
         if (identity->type != H5O_TYPE_GROUP) return;
         if (open_groups_.size() > max_depth) {
             throw unsupported(fmt::format("the group {} is nested in more than {} groups, and is not listed",
@@ -293,10 +304,10 @@ void lister::add(const open_group& at, const link& found) {
     }
 }
 
-std::vector<array_listing> lister::list() {
+void lister::list() {
     const auto root = identity_of(file_.id(), "/", links_);
     if (!root) fail("its root cannot be read");
-    seen_.insert(root->token);
+    seen_.emplace(root->token, "/");
     enter({::H5Oopen(file_.id(), "/", links_.id()), "its root cannot be opened"}, {});
     while (!open_groups_.empty()) {
         open_group& at = open_groups_.back();
@@ -307,7 +318,6 @@ std::vector<array_listing> lister::list() {
             add(at, found);
         }
     }
-    return std::move(listings_);
 }
 
 }  // namespace
@@ -318,7 +328,19 @@ std::vector<array_listing> list_hdf5_datasets(const input_file& file) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
-        return hdf5::lister(opened).list();
+        hdf5::lister lister(opened, hdf5::listed::datasets);
+        lister.list();
+        return lister.take_listings();
+    });
+}
+
+std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file) {
+    return hdf5::naming(file, [&] {
+        const hdf5::library_lock lock;
+        const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
+        hdf5::lister lister(opened, hdf5::listed::aliases);
+        lister.list();
+        return lister.take_aliases();
     });
 }
 

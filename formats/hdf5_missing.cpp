@@ -3,6 +3,7 @@
 #include <string_view>
 
 #include "formats/element_streams.hpp"
+#include "formats/hdf5_aliases.hpp"
 #include "formats/hdf5_shared_rows.hpp"
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
@@ -27,6 +28,10 @@ bool has_hdf5() noexcept {
 }
 
 std::vector<array_listing> list_hdf5(const std::filesystem::path& path) {
+    refuse(path);
+}
+
+std::vector<detail::hdf5_alias> detail::list_hdf5_aliases(const std::filesystem::path& path) {
     refuse(path);
 }
 

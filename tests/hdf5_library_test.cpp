@@ -13,9 +13,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
@@ -26,6 +29,7 @@
 
 #include "formats/hdf5_filters.hpp"
 #include "pinflow/error.hpp"
+#include "pinflow/load.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_h5py.hpp"
 #include "tests/support/file_bytes.hpp"
@@ -287,6 +291,43 @@ TEST_CASE("hdf5: the listing agrees with the descriptions, and gives the reason 
         CHECK(pinflow::detail::serialize(parsed) == bytes);
         CHECK(parsed.size() == listed.size());
     }
+}
+
+TEST_CASE(
+    "hdf5 library: further hard links of a dataset are aliases, each listed once, in groups listed once") {
+    ++cases_run;
+    std::vector<std::pair<std::string, std::string>> aliases;
+    for (const auto& alias : pinflow::detail::list_hdf5_aliases(input_file(files() / "links.h5")))
+        aliases.emplace_back(alias.name, alias.dataset);
+    CHECK(aliases == std::vector<std::pair<std::string, std::string>>{{"b/data", "b/again"}});
+    CHECK(pinflow::detail::list_hdf5_aliases(input_file(files() / "other.h5")).empty());
+}
+
+TEST_CASE("hdf5 library: hard links of a dataset are loaded once, and share memory") {
+    ++cases_run;
+    const pinflow::tensor_files model({files() / "links.h5"});
+    const auto load = [&](const std::vector<pinflow::tensor_request>& requests) {
+        return model.load(requests, pinflow::device::host());
+    };
+    const auto both = load({{.name = "b/data"}, {.name = "a/b"}, {.name = "b/again"}});
+    REQUIRE(both.tensors.size() == 3);
+    CHECK(both.tensors[2].name() == "b/again");
+    CHECK(both["b/data"].data() == both["b/again"].data());
+    CHECK(both["b/data"].data() != both["a/b"].data());
+    CHECK(both["b/data"].size_bytes() == 16);
+    CHECK(both.report.size_bytes == 17);
+    const std::int32_t expected[] = {0, 1, 2, 3};
+    CHECK(std::memcmp(both["b/data"].data(), expected, sizeof expected) == 0);
+
+    const auto other_part =
+        load({{.name = "b/data"}, {.name = "b/again", .slice = pinflow::tensor_slice{0, 1, 3}}});
+    CHECK(other_part["b/again"].size_bytes() == 8);
+    CHECK(std::memcmp(other_part["b/again"].data(), expected + 1, 8) == 0);
+    std::array<std::int32_t, 4> own{};
+    const auto apart = load(
+        {{.name = "b/again"}, {.name = "b/data", .destination = reinterpret_cast<std::byte*>(own.data())}});
+    CHECK(own[3] == 3);
+    CHECK(std::memcmp(apart["b/again"].data(), expected, sizeof expected) == 0);
 }
 
 TEST_CASE("hdf5: data with an address and a size of 0 is refused, not read as the fill value") {

@@ -29,6 +29,7 @@ struct load_options;
 struct loaded_tensors;
 
 namespace detail {
+struct aliased_job;
 struct load_job;
 class loaded_block;
 struct opened_tensors;
@@ -195,8 +196,8 @@ class tensor_files {
 
     const std::vector<std::filesystem::path>& files() const noexcept;
     /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors
-    /// files, by directory in .npz files, by name in HDF5 files. An HDF5 dataset with several hard links has
-    /// the name of the first.
+    /// files, by directory in .npz files, by name in HDF5 files. Further hard links of HDF5 datasets come
+    /// last; those of groups are left out.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// The names of the tensors that cannot be loaded, sorted. `tensor` says why.
     std::vector<std::string> refused_names() const;
@@ -218,7 +219,8 @@ class tensor_files {
     /// Loads tensors to `device`, and waits until they are complete. On a GPU, the routes `copy` and `both`
     /// page-lock the pages of the files, until shortly after the call, and up to 160 MiB of page-locked
     /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
-    /// and all memory is freed.
+    /// and all memory is freed. Hard links of one HDF5 dataset cross the link once and share memory, unless
+    /// they have destinations, or are sliced or cast in different ways.
     /// @throws as `tensor` for a name; invalid_argument also for a slice outside its axis, a type that the
     /// elements cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened (a safetensors file may be
@@ -238,6 +240,7 @@ class tensor_files {
     std::vector<std::uint32_t> select_indices(std::span<const std::string> patterns) const;
     loaded_tensors load_jobs(std::vector<detail::load_job> jobs, const pinflow::device& device,
                              const load_options& options) const;
+    void insert_aliases(loaded_tensors& loaded, const std::vector<detail::aliased_job>& aliases) const;
 
     std::shared_ptr<const detail::opened_tensors> opened_;
 };

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -325,6 +326,31 @@ std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const foun
         is_requested[request.tensor] = true;
     }
     return jobs;
+}
+
+std::vector<aliased_job> take_aliases(const opened_tensors& opened, std::vector<load_job>& jobs) {
+    std::vector<aliased_job> aliases;
+    if (opened.aliases.empty()) return aliases;
+    const auto delivered_as = [&](const load_job& job) {
+        const tensor_slice slice = job.slice == nullptr ? tensor_slice{} : *job.slice;
+        return std::tuple(opened.stored[job.tensor].alias_of.value_or(job.tensor), job.slice != nullptr,
+                          slice.axis, slice.begin, slice.end, type_of(opened, job).descr());
+    };
+    std::map<decltype(delivered_as(jobs.front())), std::size_t> first_jobs;
+    std::vector<load_job> left;
+    for (std::size_t position = 0; position < jobs.size(); ++position) {
+        const load_job& job = jobs[position];
+        if (job.destination == nullptr) {
+            const auto [first, is_new] = first_jobs.emplace(delivered_as(job), left.size());
+            if (!is_new) {
+                aliases.push_back({position, job.tensor, first->second});
+                continue;
+            }
+        }
+        left.push_back(job);
+    }
+    jobs = std::move(left);
+    return aliases;
 }
 
 byte_runs runs_of(const opened_tensors& opened, const load_job& job) {

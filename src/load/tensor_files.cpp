@@ -7,9 +7,11 @@
 #include <numeric>
 #include <optional>
 #include <system_error>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "formats/hdf5_aliases.hpp"
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
@@ -35,6 +37,7 @@ struct listed_file {
     file_format format = file_format::npy;
     detail::header_content header;      ///< of a safetensors file
     std::vector<array_listing> arrays;  ///< of any other file
+    std::vector<detail::hdf5_alias> aliases;
 };
 
 /// Opens a safetensors file. It may be replaced meanwhile, because its descriptor stays open, if at most half
@@ -71,6 +74,7 @@ listed_file list_file(const std::filesystem::path& path) {
         listed.header = detail::read_safetensors_header(*listed.file, detail::safetensors_metadata::kept);
     } else {
         listed.arrays = list_arrays(path);
+        if (listed.format == file_format::hdf5) listed.aliases = detail::list_hdf5_aliases(path);
     }
     return listed;
 }
@@ -169,6 +173,28 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .has_no_name = is_npy});
 }
 
+/// Adds further names of the tensors of a file, which are the last ones in `opened`, from `first` on.
+void add_aliases(opened_tensors& opened, std::size_t file, std::size_t first,
+                 std::vector<detail::hdf5_alias> aliases) {
+    if (aliases.empty()) return;
+    std::unordered_map<std::string_view, std::uint32_t> by_name;
+    for (std::size_t i = first; i < opened.stored.size(); ++i)
+        by_name.emplace(opened.stored[i].name, static_cast<std::uint32_t>(i));
+    for (detail::hdf5_alias& alias : aliases) {
+        const auto found = by_name.find(alias.dataset);
+        if (found == by_name.end()) {
+            add_refused(
+                opened, file, std::move(alias.name),
+                fmt::format("it is another name of {}, which cannot be loaded", quote(alias.dataset)));
+            continue;
+        }
+        stored_tensor tensor = opened.stored[found->second];
+        tensor.name = opened.aliases.emplace_back(std::move(alias.name));
+        tensor.alias_of = found->second;
+        opened.stored.push_back(tensor);
+    }
+}
+
 std::shared_ptr<opened_tensors> open_all(std::vector<std::filesystem::path> paths) {
     if (paths.empty()) throw invalid_argument("cannot load tensors of no files");
     auto opened = std::make_shared<opened_tensors>();
@@ -182,13 +208,15 @@ std::shared_ptr<opened_tensors> open_all(std::vector<std::filesystem::path> path
     std::vector<listed_file> listed = list_files(opened->paths);
     std::size_t count = 0;
     for (const listed_file& file : listed)
-        count += file.header.count() + file.arrays.size();
+        count += file.header.count() + file.arrays.size() + file.aliases.size();
     opened->stored.reserve(count);
     for (std::size_t i = 0; i < listed.size(); ++i) {
         opened->files.push_back(listed[i].file);
+        const std::size_t first = opened->stored.size();
         add_tensors(*opened, i, std::move(listed[i].header));
         for (array_listing& array : listed[i].arrays)
             add_array(*opened, i, listed[i].format, std::move(array));
+        add_aliases(*opened, i, first, std::move(listed[i].aliases));
     }
     // the reader of safetensors headers has compared the names of a file
     const bool may_be_equal = listed.size() > 1 || listed[0].format != file_format::safetensors;
@@ -330,8 +358,8 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
                                        const load_options& options) const {
     loaded_tensors loaded;
     const detail::load_plan plan = detail::plan_load(*opened_, std::move(jobs), device);
-    loaded.tensors.reserve(plan.jobs.size());
-    loaded.indices.reserve(plan.jobs.size());
+    loaded.tensors.reserve(plan.jobs.size() + aliases.size());
+    loaded.indices.reserve(plan.jobs.size() + aliases.size());
     // makes some tensors without their elements; returns whether others are left
     const auto make_some = [&] {
         constexpr std::size_t some = 64;
@@ -341,6 +369,7 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
             device_tensor tensor(std::string(opened_->stored[job.tensor].name),
                                  detail::type_of(*opened_, job), detail::shape_of(*opened_, job), device);
             tensor.size_bytes_ = job.size_bytes;
+    const std::vector<detail::aliased_job> aliases = detail::take_aliases(*opened_, jobs);
             loaded.indices.emplace(tensor.name(), loaded.tensors.size());
             loaded.tensors.push_back(std::move(tensor));
         }
@@ -371,10 +400,32 @@ std::vector<std::uint32_t> tensor_files::select_indices(std::span<const std::str
         std::iota(indices.begin(), indices.end(), 0);
         return indices;
     }
+        insert_aliases(loaded, aliases);
     std::vector<bool> is_selected(opened_->stored.size(), false);
     for (const std::string& each : patterns)
         select_matching(*opened_, each, is_selected);
     for (std::uint32_t i = 0; i < is_selected.size(); ++i) {
+/// Inserts the tensors that are other names of loaded ones, and share their memory.
+void tensor_files::insert_aliases(loaded_tensors& loaded,
+                                  const std::vector<detail::aliased_job>& aliases) const {
+    if (aliases.empty()) return;
+    std::vector<device_tensor> of_jobs = std::move(loaded.tensors);
+    loaded.tensors.clear();
+    loaded.tensors.reserve(of_jobs.size() + aliases.size());
+    std::vector<device_tensor> named;
+    for (const detail::aliased_job& alias : aliases) {
+        named.push_back(of_jobs[alias.job]);
+        named.back().name_ = opened_->stored[alias.tensor].name;
+    }
+    for (std::size_t job = 0, next = 0; job < of_jobs.size() || next < named.size();) {
+        const bool is_alias = next < named.size() && aliases[next].position == loaded.tensors.size();
+        loaded.tensors.push_back(std::move(is_alias ? named[next++] : of_jobs[job++]));
+    }
+    loaded.indices.clear();
+    for (std::size_t i = 0; i < loaded.tensors.size(); ++i)
+        loaded.indices.emplace(loaded.tensors[i].name(), i);
+}
+
         if (is_selected[i]) indices.push_back(i);
     }
     return indices;
