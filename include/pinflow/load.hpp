@@ -263,13 +263,15 @@ struct tensor_to_save {
     const std::byte* data = nullptr;  ///< all elements in C order, in memory of the stream's device
 };
 
-/// Writes a safetensors file, atomically as safetensors_writer. Takes 32 MiB of page-locked memory: one piece
-/// is copied from the device while another one is written. Copies come after the work enqueued on `stream` so
-/// far. Waits for them.
+/// Writes a safetensors file, atomically as safetensors_writer. On a GPU, takes 32 MiB of page-locked memory:
+/// one piece is copied from the device while another one is written. Copies come after the work enqueued on
+/// `stream` so far. Waits for them.
 /// `progress` is called with the bytes written, as load_options::progress. If it throws, the save ends with
 /// that exception, and a file of that name stays as it was.
 /// @throws as safetensors_writer; invalid_argument also for a tensor that has elements, but no `data`;
-/// device_error; what `progress` throws.
+/// data_changed if memory of the host device is a mapping of a file that was truncated (for tensors of less
+/// than 1 MiB only if the fault guard is installed, otherwise SIGBUS ends the process); device_error; what
+/// `progress` throws.
 void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
                   stream_view stream, const std::map<std::string, std::string>& metadata = {},
                   const load_progress& progress = nullptr);

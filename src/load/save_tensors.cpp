@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
+#include <functional>
+#include <span>
+#include <system_error>
 #include <vector>
 
 #include "pinflow/buffer.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/safetensors.hpp"
 #include "pinflow/load.hpp"
+#include "src/core/fault_guard.hpp"
 #include "src/core/quote.hpp"
 
 namespace pinflow {
@@ -81,6 +86,73 @@ class tensor_bytes {
     std::uint64_t done_bytes_ = 0;  ///< of the next tensor
 };
 
+/// Called with the size of each piece that has been written.
+using count_written = std::function<void(std::uint64_t size_bytes)>;
+
+/// Two pieces in turns: one is copied from the device while the other one is written.
+void write_from_device(safetensors_writer& writer, std::span<const tensor_to_save> tensors,
+                       stream_view stream, const count_written& written) {
+    tensor_bytes bytes(tensors);
+    if (!bytes.has_more()) return;
+    std::array<save_piece, 2> pieces{save_piece(stream.device()), save_piece(stream.device())};
+    bytes.copy_next(pieces[0], stream);
+    for (std::size_t now = 0; pieces[now].size_bytes > 0; now = 1 - now) {
+        save_piece& next = pieces[1 - now];
+        next.size_bytes = 0;
+        if (bytes.has_more()) bytes.copy_next(next, stream);
+        pieces[now].copied.synchronize();
+        writer.write(pieces[now].buffer.bytes().first(pieces[now].size_bytes));
+        written(pieces[now].size_bytes);
+    }
+}
+
+/// Writes tensors from memory of the host device.
+class host_tensor_writer {
+ public:
+    host_tensor_writer(safetensors_writer& writer, const count_written& written)
+        : writer_(writer), written_(written) {}
+
+    /// @throws data_changed if the memory is a mapping of a file that has been truncated.
+    void write(const tensor_to_save& tensor) {
+        const std::span<const std::byte> all(tensor.data, static_cast<std::size_t>(size_of(tensor)));
+        for (std::size_t begin = 0; begin < all.size(); begin += piece_bytes) {
+            const auto piece = all.subspan(begin, std::min<std::size_t>(piece_bytes, all.size() - begin));
+            if (!write_piece(piece)) {
+                throw data_changed(fmt::format(
+                    "cannot save {}: its memory cannot be read, probably because the file that it is mapped "
+                    "from has been truncated",
+                    detail::quote(tensor.name)));
+            }
+            written_(piece.size());
+        }
+    }
+
+ private:
+    /// Writes long pieces directly. Copies short ones first, because the file collects them, unguarded.
+    /// @return false if the memory cannot be read.
+    bool write_piece(std::span<const std::byte> piece) {
+        constexpr std::size_t min_direct_bytes = std::size_t{1} << 20;
+        if (piece.size() < min_direct_bytes) {
+            copied_.resize(min_direct_bytes);
+            const auto copy = [&] { std::memcpy(copied_.data(), piece.data(), piece.size()); };
+            if (!detail::run_guarded(copy)) return false;
+            writer_.write(std::span(copied_).first(piece.size()));
+            return true;
+        }
+        try {
+            writer_.write(piece);
+        } catch (const system_failure& failure) {
+            if (failure.code() == std::errc::bad_address) return false;
+            throw;
+        }
+        return true;
+    }
+
+    safetensors_writer& writer_;
+    const count_written& written_;
+    std::vector<std::byte> copied_;
+};
+
 }  // namespace
 
 void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
@@ -108,19 +180,17 @@ void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_s
         said = now;
         progress(done_bytes, total_bytes);
     };
-    tensor_bytes bytes(tensors);
-    if (bytes.has_more()) {
-        std::array<save_piece, 2> pieces{save_piece(stream.device()), save_piece(stream.device())};
-        bytes.copy_next(pieces[0], stream);
-        for (std::size_t now = 0; pieces[now].size_bytes > 0; now = 1 - now) {
-            save_piece& next = pieces[1 - now];
-            next.size_bytes = 0;
-            if (bytes.has_more()) bytes.copy_next(next, stream);
-            pieces[now].copied.synchronize();
-            writer.write(pieces[now].buffer.bytes().first(pieces[now].size_bytes));
-            done_bytes += pieces[now].size_bytes;
-            say_progress(false);
-        }
+    const count_written written = [&](std::uint64_t size_bytes) {
+        done_bytes += size_bytes;
+        say_progress(false);
+    };
+    if (stream.device().kind() == device_kind::host) {
+        stream.synchronize();
+        host_tensor_writer host(writer, written);
+        for (const tensor_to_save& each : tensors)
+            host.write(each);
+    } else {
+        write_from_device(writer, tensors, stream, written);
     }
     say_progress(true);
     writer.finish();

@@ -255,3 +255,21 @@ TEST_CASE("save: what was saved is loaded again, with its metadata, tensors of n
         CHECK(load_tensors(folder / "none.safetensors", device).tensors.empty());
     });
 }
+
+TEST_CASE("save: a tensor whose file has been truncated is refused, and nothing is written") {
+    const temporary_folder folder;
+    const std::vector<model_tensor> tensors{random_tensor("large", dtype::of<float>(), {9'000'001})};
+    write_model(folder / "a.safetensors", tensors);
+    const loaded_tensors loaded = load_tensors(folder / "a.safetensors", device::host());
+    REQUIRE(loaded.report.mapped_bytes > 0);
+    const device_tensor& large = loaded["large"];
+    std::filesystem::resize_file(folder / "a.safetensors", 20'000'000);
+    const tensor_to_save saved{"large", large.dtype(), large.shape(), large.data()};
+    const stream stream(device::host());
+    for (const char* const name : {"b.safetensors", "a.safetensors"}) {
+        CHECK_THROWS_WITH_AS(save_tensors(folder / name, {&saved, 1}, stream), doctest::Contains("'large'"),
+                             data_changed);
+    }
+    CHECK_FALSE(std::filesystem::exists(folder / "b.safetensors"));
+    CHECK(std::filesystem::file_size(folder / "a.safetensors") == 20'000'000);
+}
