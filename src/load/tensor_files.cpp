@@ -320,7 +320,19 @@ const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
     return opened_->descriptions;
 }
 void tensor_files::require_all() const {
-    if (!opened_->refused.empty()) detail::refuse(*opened_, opened_->first_refused);
+    if (opened_->refused.empty()) return;
+    const auto sentence = [](const error& failure) {
+        return fmt::format("{}; select the other tensors by their names", failure.what());
+    };
+    try {
+        detail::refuse(*opened_, opened_->first_refused);
+    } catch (const unsupported& failure) {
+        throw unsupported(sentence(failure));
+    } catch (const format_error& failure) {
+        throw format_error(sentence(failure));
+    } catch (const invalid_argument& failure) {
+        throw invalid_argument(sentence(failure));
+    }
 }
 std::vector<std::string> tensor_files::refused_names() const {
     std::vector<std::string> names;
@@ -357,6 +369,7 @@ loaded_tensors tensor_files::load(std::span<const tensor_request> requests, cons
 loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const device& device,
                                        const load_options& options) const {
     loaded_tensors loaded;
+    const std::vector<detail::aliased_job> aliases = detail::take_aliases(*opened_, jobs);
     const detail::load_plan plan = detail::plan_load(*opened_, std::move(jobs), device);
     loaded.tensors.reserve(plan.jobs.size() + aliases.size());
     loaded.indices.reserve(plan.jobs.size() + aliases.size());
@@ -369,7 +382,6 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
             device_tensor tensor(std::string(opened_->stored[job.tensor].name),
                                  detail::type_of(*opened_, job), detail::shape_of(*opened_, job), device);
             tensor.size_bytes_ = job.size_bytes;
-    const std::vector<detail::aliased_job> aliases = detail::take_aliases(*opened_, jobs);
             loaded.indices.emplace(tensor.name(), loaded.tensors.size());
             loaded.tensors.push_back(std::move(tensor));
         }
@@ -388,23 +400,11 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
         }
         run.finish();
         loaded.report = run.report();
+        insert_aliases(loaded, aliases);
     }  // begins to unlock the pages of the files
     return loaded;
 }
 
-std::vector<std::uint32_t> tensor_files::select_indices(std::span<const std::string> patterns) const {
-    std::vector<std::uint32_t> indices;
-    if (patterns.empty()) {
-        require_all();
-        indices.resize(opened_->stored.size());
-        std::iota(indices.begin(), indices.end(), 0);
-        return indices;
-    }
-        insert_aliases(loaded, aliases);
-    std::vector<bool> is_selected(opened_->stored.size(), false);
-    for (const std::string& each : patterns)
-        select_matching(*opened_, each, is_selected);
-    for (std::uint32_t i = 0; i < is_selected.size(); ++i) {
 /// Inserts the tensors that are other names of loaded ones, and share their memory.
 void tensor_files::insert_aliases(loaded_tensors& loaded,
                                   const std::vector<detail::aliased_job>& aliases) const {
@@ -426,6 +426,18 @@ void tensor_files::insert_aliases(loaded_tensors& loaded,
         loaded.indices.emplace(loaded.tensors[i].name(), i);
 }
 
+std::vector<std::uint32_t> tensor_files::select_indices(std::span<const std::string> patterns) const {
+    std::vector<std::uint32_t> indices;
+    if (patterns.empty()) {
+        require_all();
+        indices.resize(opened_->stored.size());
+        std::iota(indices.begin(), indices.end(), 0);
+        return indices;
+    }
+    std::vector<bool> is_selected(opened_->stored.size(), false);
+    for (const std::string& each : patterns)
+        select_matching(*opened_, each, is_selected);
+    for (std::uint32_t i = 0; i < is_selected.size(); ++i) {
         if (is_selected[i]) indices.push_back(i);
     }
     return indices;

@@ -238,7 +238,7 @@ class host final : public device_backend {
         constexpr std::uint64_t min_checked_bytes = std::uint64_t{8} << 20;
         if (size_bytes >= min_checked_bytes)
             require_memory(size_bytes, fmt::format("cannot allocate a buffer of {} bytes", size_bytes),
-                           "use smaller batches, buffers or tables");
+                           "use smaller batches, buffers or tables, or load fewer tensors at a time");
         memory_region region = memory_region::anonymous(size_bytes);
         std::byte* const data = region.data();
         const std::lock_guard lock(mutex_);
