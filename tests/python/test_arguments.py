@@ -351,5 +351,24 @@ class LoaderTest(Folder):
             self.assertEqual((done.returncode, done.stderr), (0, ""))
 
 
+    def test_a_thread_in_a_load_or_save_when_python_ends_prints_nothing(self):
+        path = self.saved("a.npy")
+        code = ("import sys, threading, numpy, pinflow\n"
+                f"path = {path!r}\n"
+                "def load():\n"
+                "    while True:\n"
+                "        pinflow.load_file(path, framework='np', progress=lambda *_: begun.set())\n"
+                "def save(number):\n"
+                "    while True:\n"
+                "        pinflow.save_file({'a': numpy.arange(1000)}, f'{path}.{number}')\n"
+                "begun = threading.Event()\n"
+                "for _ in range(3): threading.Thread(target=load, daemon=True).start()\n"
+                "for i in range(2): threading.Thread(target=save, args=(i,), daemon=True).start()\n"
+                "begun.wait()\n")
+        for _ in range(5):
+            done = run_python(code)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+
+
 if __name__ == "__main__":
     unittest.main()

@@ -34,8 +34,7 @@ namespace pinflow::python {
 
 namespace {
 
-/// Once Python is ending, versions before 3.14 end a thread that asks for the GIL, by pthread_exit. That
-/// unwinds the stack, and in a noexcept function it ends the process.
+/// Ends a load or save before it takes the GIL, which would stop its thread, while its other threads work on.
 void check_not_ending() {
     if (may_not_take_gil()) throw error("the load or save is ended, because Python ends");
 }
@@ -51,7 +50,7 @@ class python_memory final : public memory_resource {
         std::int64_t made_on = 0;
         check_not_ending();
         {
-            const nb::gil_scoped_acquire held;
+            const gil_acquire held;
             const nb::tuple made = nb::cast<nb::tuple>(nb::handle(allocate_.get())(size_bytes));
             address = nb::cast<std::uintptr_t>(made[1]);
             made_on = nb::cast<std::int64_t>(made[2]);
@@ -80,7 +79,7 @@ class python_memory final : public memory_resource {
 std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& function) {
     return [&function](std::uint64_t done, std::uint64_t total) {
         check_not_ending();
-        const nb::gil_scoped_acquire held;
+        const gil_acquire held;
         if (PyErr_CheckSignals() != 0) throw nb::python_error();  // KeyboardInterrupt
         if (!function.is_none()) function(done, total);
     };

@@ -122,16 +122,28 @@ bool may_not_take_gil() noexcept {
     return ending && std::this_thread::get_id() != ending_thread && !python_callback::is_running();
 }
 
-gil_release::~gil_release() {
+namespace {
+
+/// Calls a function that takes the GIL, unless Python is ending.
+template <typename Function>
+auto taking_gil(Function take) noexcept {
     while (may_not_take_gil())
         ::pause();
     try {
-        PyEval_RestoreThread(state_);
+        return take();
     } catch (const abi::__forced_unwind&) {
         // Python has begun to end meanwhile, and ends this thread by pthread_exit
         for (;;)
             ::pause();
     }
+}
+
+}  // namespace
+
+gil_acquire::gil_acquire() : state_(taking_gil([] { return PyGILState_Ensure(); })) {}
+
+gil_release::~gil_release() {
+    taking_gil([&] { PyEval_RestoreThread(state_); });
 }
 
 }  // namespace pinflow::python

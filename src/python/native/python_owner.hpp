@@ -60,9 +60,22 @@ class python_callback {
     const python_callback* outer_;
 };
 
+/// Takes the GIL while it lives, on a thread that a call has released it on. Once Python is ending, the
+/// thread is stopped for ever. Versions before 3.14 would end it by pthread_exit, which unwinds the stack,
+/// and in a noexcept function ends the process.
+class gil_acquire {
+ public:
+    gil_acquire();
+    gil_acquire(const gil_acquire&) = delete;
+    gil_acquire& operator=(const gil_acquire&) = delete;
+    ~gil_acquire() { PyGILState_Release(state_); }
+
+ private:
+    PyGILState_STATE state_;
+};
+
 /// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for
-/// ever, unless it is in a python_callback, which loaders wait for before they end. Versions before 3.14
-/// would end it by pthread_exit, which unwinds the stack, and in a noexcept function ends the process.
+/// ever, as in gil_acquire, unless it is in a python_callback, which loaders wait for before they end.
 class gil_release {
  public:
     gil_release() noexcept : state_(PyEval_SaveThread()) {}
