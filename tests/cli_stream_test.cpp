@@ -364,6 +364,24 @@ TEST_CASE("cli: stream notes that --tail drop skips all rows") {
           json{"--tail drop skips all rows of an epoch: 10 rows do not fill a batch of 5 on 3 ranks"});
 }
 
+TEST_CASE("cli: stream notes that a rank gets no rows") {
+    const temporary_folder folder;
+    write_file(folder / "a.npy", npy("<f4", "(2, 4)", counting_bytes(32)));
+    const auto stream = [&](const char* rank) {
+        return run_json({"stream", folder / "a.npy", "--device", "host", "--rank", rank, "--world", "3"});
+    };
+    std::uint64_t idle = 0;
+    for (const char* const rank : {"0", "1", "2"}) {
+        const json result = stream(rank);
+        const bool has_rows = result["rows"] != 0;
+        idle += has_rows ? 0 : 1;
+        CHECK(result["notes"] ==
+              (has_rows ? json::array()
+                        : json{fmt::format("rank {} gets no rows: there are 2 rows for 3 ranks", rank)}));
+    }
+    CHECK(idle == 1);
+}
+
 TEST_CASE("cli: stream notes a seed that has no effect") {
     const temporary_folder folder;
     write_file(folder / "a.npy", npy("<f4", "(10, 4)", counting_bytes(160)));

@@ -15,6 +15,7 @@
 #include "src/cli/bench.hpp"
 #include "src/cli/open.hpp"
 #include "src/core/quote.hpp"
+#include "src/device/page_releaser.hpp"
 
 namespace pinflow::cli {
 
@@ -70,6 +71,8 @@ void bench_load(const bench_options& options, const link_rates& link, const benc
     std::vector<double> seconds;
     load_report first, last;
     for (unsigned i = 0; i <= options.repetitions; ++i) {
+        // every load is measured by itself: the pages of the one before are unlocked in the background
+        pinflow::detail::wait_for_released_pages();
         const loaded_tensors loaded = load_tensors(files, options.device);
         last = loaded.report;
         if (i == 0) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <csignal>
 #include <exception>
 #include <string>
@@ -16,6 +17,7 @@
 #include "src/cli/commands.hpp"
 #include "src/cli/hdf5_child.hpp"
 #include "src/cli/output.hpp"
+#include "src/core/error_advice.hpp"
 
 namespace {
 
@@ -106,7 +108,7 @@ int main(int argument_count, char** arguments) {
         print_error(failure.what());
         return wrong_usage;
     } catch (const std::bad_alloc&) {
-        print_error("memory is exhausted");
+        print_error(fmt::format("memory is exhausted; {}", pinflow::detail::advice_for(ENOMEM)));
     } catch (const std::exception& failure) {
         print_error(failure.what());
     } catch (...) {

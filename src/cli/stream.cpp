@@ -261,6 +261,10 @@ std::vector<std::string> notes_on(const stream_result& result, const stream_argu
         notes.push_back(fmt::format("--tail drop skips all rows of an epoch: {} not fill a batch of {} on {}",
                                     readable_count(row_count, "row does", "rows do"), options.batch_rows,
                                     readable_count(options.shard.world, "rank", "ranks")));
+    } else if (result.batches == 0 && !resumed && row_count != 0 && result.stopped_by.empty()) {
+        notes.push_back(fmt::format("rank {} gets no rows: there are {} for {}", options.shard.rank,
+                                    readable_count(row_count, "row", "rows"),
+                                    readable_count(options.shard.world, "rank", "ranks")));
     }
     return notes;
 }

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -271,6 +272,7 @@ std::optional<std::uint64_t> free_bytes(const std::string& folder) {
     if (attempt(call::statfs, folder, [&] { return ::statfs(folder.c_str(), &status); }) == -1) {
         return std::nullopt;
     }
+    if ((status.f_flags & ST_RDONLY) != 0) return std::nullopt;
     constexpr std::uint64_t btrfs = 0x9123683E;
     constexpr std::uint64_t zfs = 0x2FC12FC1;
     constexpr std::uint64_t bcachefs = 0xCA451A4E;

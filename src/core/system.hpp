@@ -144,7 +144,7 @@ void rename(const std::string& from, const std::string& to);
 void remove(const std::string& path) noexcept;
 
 /// How many bytes this user can still write to the filesystem of a folder. Empty if unknown: the filesystem
-/// does not report it, or may compress the data.
+/// does not report it, is mounted read-only, or may compress the data.
 std::optional<std::uint64_t> free_bytes(const std::string& folder);
 /// Whether a file lies in memory: on tmpfs. False if the system does not say.
 bool is_on_tmpfs(const std::string& path);
