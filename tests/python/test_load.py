@@ -4,6 +4,7 @@ import gc
 import io
 import json
 import os
+import pickle
 import struct
 import tempfile
 import threading
@@ -213,6 +214,68 @@ class LoadTest(unittest.TestCase):
             with self.assertRaisesRegex(pinflow.DataChanged, "has changed since it was opened"):
                 model.get_tensor("a")
 
+    def test_saving_a_tensor_of_a_truncated_file_is_an_error(self):
+        for length in (1 << 20, 500_000):  # float64: written directly, and partly through a buffer
+            numbers = numpy.arange(length, dtype=numpy.float64)
+            pinflow.save_file({"a": numbers}, self.path)
+            loaded = pinflow.load_file(self.path, framework="np")
+            os.truncate(self.path, 5000)
+            for path in (self.other("copy"), self.path):
+                with self.assertRaisesRegex(pinflow.DataChanged, "'a'.*truncated"):
+                    pinflow.save_file(loaded, path)
+            self.assertFalse(os.path.exists(self.other("copy")))
+            self.assertEqual(os.path.getsize(self.path), 5000)
+
+    def test_parts_of_tensors_without_axes_are_arrays(self):
+        pinflow.save_file({"a": numpy.float64(3), "b": numpy.arange(6).reshape(2, 3)}, self.path)
+        with pinflow.safe_open(self.path, "np") as model:
+            scalar, matrix = model.get_slice("a"), model.get_slice("b")
+            self.assertEqual((type(scalar[...]), scalar[...].shape), (numpy.ndarray, ()))
+            self.assertEqual((type(matrix[..., 1, 2]), matrix[..., 1, 2]), (numpy.ndarray, 5))
+            self.assertIsInstance(matrix[1, 2], numpy.integer)
+            numpy.testing.assert_array_equal(numpy.asarray(matrix), numpy.arange(6).reshape(2, 3))
+            self.assertEqual(numpy.asarray(matrix, dtype="f4").dtype, numpy.float32)
+            self.assertEqual(repr(matrix), "<pinflow.TensorSlice 'b' I64 (2, 3)>")
+            self.assertEqual(len(matrix), 2)
+            self.assertIn("model.safetensors", repr(model))
+            with self.assertRaises(TypeError):
+                len(scalar)
+
+    def test_an_open_file_is_opened_again_in_another_process(self):
+        pinflow.save_file({"a": numpy.arange(6).reshape(2, 3)}, self.path)
+        with pinflow.safe_open(self.path, "np") as model:
+            again, part = pickle.loads(pickle.dumps((model, model.get_slice("a"))))
+            self.assertEqual(again.keys(), ["a"])
+            numpy.testing.assert_array_equal(part[1], [3, 4, 5])
+        with self.assertRaises(pinflow.InvalidArgument):
+            pickle.dumps(model)
+
+    def test_dlpack_tensors_on_the_host_become_numpy_arrays(self):
+        pinflow.save_file({"a": numpy.arange(6), "empty": numpy.empty((0, 2))}, self.path)
+        loaded = pinflow.load_file(self.path, framework="dlpack")
+        numpy.testing.assert_array_equal(numpy.asarray(loaded["a"]), numpy.arange(6))
+        self.assertEqual(numpy.asarray(loaded["a"], dtype="f4").dtype, numpy.float32)
+        self.assertEqual(numpy.asarray(loaded["empty"]).shape, (0, 2))
+
+    def test_types_that_numpy_lacks_are_saved_from_arrays(self):
+        write_safetensors(self.path, {"a": ("BF16", (2,), b"\x80\x3f\x00\x40"), "b": ("F8_E4M3", (1,), b"8")})
+        pinflow.save_file({name: pinflow.open(self.path, name) for name in "ab"}, self.other("copy"))
+        with pinflow.safe_open(self.other("copy"), "np") as model:
+            self.assertEqual([model.get_slice(name).get_dtype() for name in "ab"], ["BF16", "F8_E4M3"])
+
+    def test_messages_are_one_line(self):
+        with self.assertRaises(pinflow.NotFound) as raised:
+            pinflow.load_file(self.other("a\nb\x1b[31m"))
+        self.assertIn("a\\nb\\x1b[31m", str(raised.exception))
+        self.assertNotIn("\n", str(raised.exception))
+
+    def test_one_array_that_cannot_be_loaded_names_the_way_out(self):
+        numpy.savez(self.other("a.npz"), good=numpy.arange(3), bad=numpy.array([None], dtype=object))
+        with self.assertRaisesRegex(pinflow.Unsupported, "'bad.*select the other tensors by their names"):
+            pinflow.load_file(self.other("a.npz"), framework="np")
+        loaded = pinflow.load_file(self.other("a.npz"), framework="np", names=["good"])
+        numpy.testing.assert_array_equal(loaded["good"], numpy.arange(3))
+
     def test_tensors_for_other_libraries(self):
         values = numpy.arange(4, dtype=numpy.float32)
         write_safetensors(self.path, {"v": ("F32", (4,), values.tobytes())})
@@ -319,6 +382,12 @@ class TorchLoadTest(unittest.TestCase):
             self.assertTrue(torch.equal(pinflow.load_file(self.path)["c"], numbers))
         pinflow.save_file({"c": numbers.conj()}, self.path)
         self.assertTrue(torch.equal(pinflow.load_file(self.path)["c"], numbers.conj().resolve_conj()))
+
+    def test_tensors_without_memory_of_their_own_are_refused(self):
+        nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+        for tensor in (nested, torch.nn.UninitializedParameter()):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "'w'"):
+                pinflow.save_file({"w": tensor}, self.path)
 
     def test_views_that_are_not_contiguous_are_saved_as_they_look(self):
         for device in devices():

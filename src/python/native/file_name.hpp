@@ -6,6 +6,8 @@
 #include <string>
 #include <string_view>
 
+#include "src/core/quote.hpp"
+
 namespace pinflow::python {
 
 /// A path as the system's bytes, which need not be UTF-8. Python represents it as a str (os.fsdecode).
@@ -19,10 +21,14 @@ inline nanobind::object text_of(const std::string& path) {
         PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
-/// A sentence that may contain paths, as a str. Bytes that are not UTF-8 are escaped, such as "\xe9".
+/// A sentence that may contain paths, as a str of one line. Bytes that are not UTF-8, and characters that a
+/// terminal obeys, are escaped, such as "\xe9" and "\n".
 inline nanobind::object readable(std::string_view sentence) {
+    std::string escaped;
+    for (std::size_t position = 0; position < sentence.size();)
+        escaped += pinflow::detail::next_escaped(sentence, position);
     return nanobind::steal(
-        PyUnicode_DecodeUTF8(sentence.data(), static_cast<Py_ssize_t>(sentence.size()), "backslashreplace"));
+        PyUnicode_DecodeUTF8(escaped.data(), static_cast<Py_ssize_t>(escaped.size()), "backslashreplace"));
 }
 
 }  // namespace pinflow::python

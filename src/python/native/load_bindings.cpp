@@ -140,8 +140,9 @@ nb::object for_torch(const device_tensor& tensor) {
 void check_type(const std::string& name, const dtype& type) {
     try {
         static_cast<void>(dlpack::type_of(type));
-    } catch (const unsupported& failure) {
-        throw unsupported("cannot make a tensor of '" + name + "': " + failure.what());
+    } catch (const unsupported&) {
+        throw unsupported("cannot make a PyTorch tensor of '" + name + "', which has elements of " +
+                          type.descr() + "; load with framework='np', or select other tensors by names");
     }
 }
 

@@ -67,6 +67,19 @@ class DeviceTensor:
         """A DLPack capsule of the elements."""
         return self._tensor.export(stream, max_version, dl_device, copy)
 
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        """A numpy array of the same memory; on the CPU only."""
+        import numpy
+
+        if self.device != "host":
+            raise TypeError(f"numpy cannot read the tensor {self.name!r} on {self.device}: use torch(), or cupy.from_dlpack")
+        made = _numpy_of(self._tensor)
+        if dtype is not None and made.dtype != dtype:
+            if copy is False:
+                raise ValueError(f"elements of {made.dtype} cannot be of {dtype} without a copy")
+            return made.astype(dtype)
+        return numpy.array(made) if copy else made
+
     def torch(self) -> Any:
         """A PyTorch tensor of the same memory."""
         return importlib.import_module("torch").from_dlpack(self)
@@ -91,8 +104,10 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
     process (SIGBUS).
 
-    Types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ) are refused: select the other tensors
-    by `names`.
+    A file is refused as a whole if one of its tensors cannot be loaded: Python objects, variable-length strings, members
+    of a .npz file that are no arrays, types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ). Select
+    the other tensors by `names`. Damage of a .npz member that is not compressed is not noticed: its CRC-32 is not
+    checked. Hard links of one HDF5 dataset share memory.
 
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file has the
@@ -166,10 +181,12 @@ def _names_of(names: Iterable[str]) -> List[str]:
 def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], route: str = "auto", threads: int = 0,
               progress: Optional[Progress] = None, report: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
     """Calls a load function of `_native`, and makes the tensors of a framework of the result."""
-    if not isinstance(threads, int) or not 0 <= threads < 1 << 16:
+    if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads < 1 << 16:
         raise InvalidArgument(f"threads must be a whole number from 0 to 65535, not {threads!r}")
     if not isinstance(route, str):
         raise InvalidArgument(f"a route is auto, copy, staged or both, not {route!r}")
+    if progress is not None and not callable(progress):
+        raise InvalidArgument(f"progress is called with two numbers of bytes, but is a {type(progress).__name__}")
     if report is not None and not isinstance(report, dict):
         raise InvalidArgument(f"report is a dict that receives facts about the load, not {type(report).__name__}")
     where = load_device_name(device)

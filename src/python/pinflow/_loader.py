@@ -14,7 +14,7 @@ from . import _native
 from ._arrays import elements_of, row_numbers
 from ._batch import Batch, Tensor, tensors_of
 from ._devices import device_name
-from ._errors import DeviceError, Error, InvalidArgument
+from ._errors import DeviceError, Error, FormatError, InvalidArgument
 from ._sources import native_of
 from ._streams import consumer_stream
 
@@ -135,7 +135,8 @@ class Loader:
 
     Each `for` loop is one epoch, shuffled anew by default. `break` ends it, and the next loop begins the next epoch. A
     loader has one position: once a second loop has begun, the first one raises Error at its next batch. With one
-    source, write `for (x,) in loader`.
+    source, write `for (x,) in loader`. The loader reads ahead, also into the next epoch: make a new one after changing
+    arrays in memory, or what a RowSource gives.
 
         validation = pinflow.Loader("test.npy", "labels.npy", order="sequential", batch=256)
 
@@ -347,7 +348,11 @@ class Loader:
         if self._closed:
             raise InvalidArgument("the loader has been closed")
         self._refuse_forked()
-        self._restart({"state": json.dumps(state), "first_epoch": 0})
+        try:
+            text = json.dumps(state, default=operator.index)  # numpy's whole numbers, too
+        except (TypeError, ValueError) as failure:
+            raise FormatError(f"this is not the state of a loader: {failure}") from None
+        self._restart({"state": text, "first_epoch": 0})
         self._turn += 1
         self._epoch = self._native_at = int(state["epoch"])
         self._is_between = False

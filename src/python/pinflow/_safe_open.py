@@ -26,6 +26,23 @@ class TensorSlice:
         self._opened = opened
         self._name = name
 
+    def __repr__(self) -> str:
+        return f"<pinflow.TensorSlice {self._name!r} {self.get_dtype()} {tuple(self.get_shape())}>"
+
+    def __len__(self) -> int:
+        shape = self.get_shape()
+        if not shape:
+            raise TypeError("a tensor without axes has no length")
+        return shape[0]
+
+    def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
+        """All elements, for numpy; on the CPU only."""
+        import numpy
+
+        if copy is False:
+            raise ValueError("a part of a file cannot be loaded without a copy")
+        return numpy.asarray(self[...], dtype=dtype)
+
     def get_shape(self) -> List[int]:
         """The lengths of the axes of the whole tensor."""
         return builtins.list(self._opened._shape(self._name))
@@ -48,7 +65,7 @@ class TensorSlice:
         request, rest = self._request_of(key)
         if self._opened._framework != "dlpack":
             return self._opened._load(request)[rest]
-        if not all(isinstance(each, slice) and each == slice(None) for each in rest):
+        if not all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in rest):
             raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
                               "that another library makes of it")
         return self._opened._load(request)
@@ -70,12 +87,13 @@ class TensorSlice:
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
         parts = [_part_of(each, shape[axis]) for axis, each in enumerate(keys)]
         rest = [part[2] if part[:2] == (0, length) else each for part, each, length in zip(parts, keys, shape)]
+        as_array = (Ellipsis,) if dots else ()  # without an Ellipsis, numpy gives a scalar instead of an array without axes
         restricted = [axis for axis, part in enumerate(parts) if part[:2] != (0, shape[axis])]
         if not restricted:
-            return whole, tuple(rest)
+            return whole, (*rest, *as_array)
         axis = min(restricted, key=lambda each: (parts[each][1] - parts[each][0]) / shape[each])
         begin, end, rest[axis] = parts[axis]
-        return (self._name, axis, begin, end, ""), tuple(rest)
+        return (self._name, axis, begin, end, ""), (*rest, *as_array)
 
 
 def _is_number(key: Any) -> bool:
@@ -105,7 +123,7 @@ class safe_open:  # named as in safetensors, whose place it takes
 
     A safetensors file may be replaced while it is open: its old contents are loaded. But if open files hold more than a
     quarter of the descriptors that the process may have, replacing another one raises DataChanged, as writing to a file
-    always does.
+    always does. When it is pickled, for a process that is spawned, the files are opened again there.
 
     Args:
         filename: the file, or a list of files. No two may have a tensor of the same name.
@@ -115,13 +133,24 @@ class safe_open:  # named as in safetensors, whose place it takes
     def __init__(self, filename: Union[PathLike, Sequence[PathLike]], framework: Optional[str] = None,
                  device: Any = "cpu") -> None:
         is_one = isinstance(filename, (str, bytes, os.PathLike))
-        opened = _native.tensor_files(path_texts([filename] if is_one else filename))  # type: ignore[list-item, arg-type]
+        paths = path_texts([filename] if is_one else filename)  # type: ignore[list-item, arg-type]
+        opened = _native.tensor_files(paths)
+        self._paths = [os.path.abspath(each) for each in paths]
         listed = opened.tensors()
         self._opened: Optional[_native.TensorFiles] = opened
         self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
         self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
         self._framework = framework_of(framework, load_device_name(device))
         self._device = device
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        if self._opened is None:
+            raise InvalidArgument("the files of this safe_open have been closed")
+        return safe_open, (self._paths, self._framework, self._device)
+
+    def __repr__(self) -> str:
+        files = repr(self._paths[0]) if len(self._paths) == 1 else f"{len(self._paths)} files"
+        return f"<pinflow.safe_open {files}{', closed' if self._opened is None else ''}>"
 
     def __enter__(self) -> safe_open:
         return self
@@ -183,7 +212,7 @@ class safe_open:  # named as in safetensors, whose place it takes
 
     def _shape(self, name: str) -> Tuple[int, ...]:
         if not is_name(name):
-            raise InvalidArgument(f"there is no tensor {name!r}")
+            raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {name!r}")
         shape = self._shapes.get(name)
         if shape is None:
             self._files.check(name)  # says why

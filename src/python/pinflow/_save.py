@@ -7,7 +7,7 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
-from ._arrays import PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
+from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
 from ._errors import InvalidArgument
 from ._load import DeviceTensor, Progress
 from ._streams import consumer_stream
@@ -80,12 +80,19 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
             raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "
                                   "a CUDA device can be saved")
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        try:
+            flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+            shape, address = builtins.list(flat.shape), flat.data_ptr()
+        except torch.OutOfMemoryError:
+            raise
+        except (RuntimeError, ValueError, TypeError) as failure:  # nested, lazy, within vmap
+            why = str(failure).splitlines()[0]
+            raise InvalidArgument(f"the tensor {name!r} has no memory that can be saved: {why}") from None
         spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:
             raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which pinflow cannot save")
         device = "host" if flat.device.type == "cpu" else f"cuda:{flat.device.index}"
-        return (name, spelling, builtins.list(flat.shape), flat.data_ptr()), flat, device
+        return (name, spelling, shape, address), flat, device
     if isinstance(tensor, DeviceTensor):
         native = tensor._tensor
         return (name, native.dtype, builtins.list(native.shape), native.address), tensor, native.device
@@ -97,9 +104,12 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         array = elements_of(tensor)
     except InvalidArgument as failure:
         raise InvalidArgument(f"the tensor {name!r}: {failure}") from None
-    spelling = spelling_of(array.dtype.newbyteorder("="))
+    stored = tensor._array.dtype if isinstance(tensor, Array) else ""
+    spelling = stored if stored in BEYOND_NUMPY else spelling_of(array.dtype.newbyteorder("="))
     if spelling not in FORMAT_NAMES:
-        raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save")
+        way_out = ("; loads keep bfloat16 and 8-bit floats with framework='pt' or 'dlpack', or if ml_dtypes is installed"
+                   if spelling in ("|V1", "|V2") else "")
+        raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{way_out}")
     contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
     if not contiguous.dtype.isnative:
         contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
