@@ -53,7 +53,7 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
 
 nb::dict listing_of(const array_listing& each) {
     nb::dict listed;
-    listed["name"] = readable(each.name);
+    listed["name"] = name_text(each.name);
     listed["dtype"] = each.dtype ? nb::object(nb::str(each.dtype->descr().c_str())) : nb::none();
     listed["shape"] = tuple_of(each.shape);
     listed["nbytes"] = each.size_bytes;

@@ -21,14 +21,19 @@ inline nanobind::object text_of(const std::string& path) {
         PyUnicode_DecodeFSDefaultAndSize(path.data(), static_cast<Py_ssize_t>(path.size())));
 }
 
+/// The name of an array, as a str. Bytes that are not UTF-8 are escaped, such as "\xe9".
+inline nanobind::object name_text(std::string_view name) {
+    return nanobind::steal(
+        PyUnicode_DecodeUTF8(name.data(), static_cast<Py_ssize_t>(name.size()), "backslashreplace"));
+}
+
 /// A sentence that may contain paths, as a str of one line. Bytes that are not UTF-8, and characters that a
 /// terminal obeys, are escaped, such as "\xe9" and "\n".
 inline nanobind::object readable(std::string_view sentence) {
     std::string escaped;
     for (std::size_t position = 0; position < sentence.size();)
         escaped += pinflow::detail::next_escaped(sentence, position);
-    return nanobind::steal(
-        PyUnicode_DecodeUTF8(escaped.data(), static_cast<Py_ssize_t>(escaped.size()), "backslashreplace"));
+    return name_text(escaped);
 }
 
 }  // namespace pinflow::python

@@ -312,7 +312,7 @@ nb::dict report_of(const loader_report& report) {
     nb::list arrays;
     for (const array_report& each : report.arrays) {
         nb::dict one;
-        one["name"] = readable(each.name);
+        one["name"] = name_text(each.name);
         one["transfer"] = each.transfer;
         one["reason"] = readable(each.reason);
         one["bytes"] = each.bytes;

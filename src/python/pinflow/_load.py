@@ -68,15 +68,15 @@ class DeviceTensor:
         return self._tensor.export(stream, max_version, dl_device, copy)
 
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
-        """A numpy array of the same memory; on the CPU only."""
+        """A numpy array of the same memory, or a copy if `copy` is true or `dtype` differs. On the CPU only."""
         import numpy
 
         if self.device != "host":
-            raise TypeError(f"numpy cannot read the tensor {self.name!r} on {self.device}: use torch(), or cupy.from_dlpack")
+            raise TypeError(f"numpy cannot read the tensor {self.name!r} on {self.device}: use .torch() or cupy.from_dlpack()")
         made = _numpy_of(self._tensor)
         if dtype is not None and made.dtype != dtype:
             if copy is False:
-                raise ValueError(f"elements of {made.dtype} cannot be of {dtype} without a copy")
+                raise ValueError(f"elements of {made.dtype} become {dtype} only by a copy")
             return made.astype(dtype)
         return numpy.array(made) if copy else made
 
@@ -104,10 +104,12 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
     process (SIGBUS).
 
-    A file is refused as a whole if one of its tensors cannot be loaded: Python objects, variable-length strings, members
-    of a .npz file that are no arrays, types that safetensors has and pinflow lacks (F4, F6, F8_E8M0, F8_*FNUZ). Select
-    the other tensors by `names`. Damage of a .npz member that is not compressed is not noticed: its CRC-32 is not
-    checked. Hard links of one HDF5 dataset share memory.
+    Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
+    members of a .npz file that are no arrays, and the types F4, F6, F8_E8M0 and F8_*FNUZ of safetensors. Select the
+    others by `names`.
+
+    Hard links of one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
+    members is not checked.
 
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file has the
@@ -186,7 +188,7 @@ def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], r
     if not isinstance(route, str):
         raise InvalidArgument(f"a route is auto, copy, staged or both, not {route!r}")
     if progress is not None and not callable(progress):
-        raise InvalidArgument(f"progress is called with two numbers of bytes, but is a {type(progress).__name__}")
+        raise InvalidArgument(f"progress must be a function of (bytes done, all bytes), not {type(progress).__name__}")
     if report is not None and not isinstance(report, dict):
         raise InvalidArgument(f"report is a dict that receives facts about the load, not {type(report).__name__}")
     where = load_device_name(device)

@@ -135,8 +135,8 @@ class Loader:
 
     Each `for` loop is one epoch, shuffled anew by default. `break` ends it, and the next loop begins the next epoch. A
     loader has one position: once a second loop has begun, the first one raises Error at its next batch. With one
-    source, write `for (x,) in loader`. The loader reads ahead, also into the next epoch: make a new one after changing
-    arrays in memory, or what a RowSource gives.
+    source, write `for (x,) in loader`. The loader reads ahead, into the next epoch too: after changing arrays in
+    memory, or what a RowSource returns, make a new loader.
 
         validation = pinflow.Loader("test.npy", "labels.npy", order="sequential", batch=256)
 

@@ -29,19 +29,15 @@ class TensorSlice:
     def __repr__(self) -> str:
         return f"<pinflow.TensorSlice {self._name!r} {self.get_dtype()} {tuple(self.get_shape())}>"
 
-    def __len__(self) -> int:
-        shape = self.get_shape()
-        if not shape:
-            raise TypeError("a tensor without axes has no length")
-        return shape[0]
-
     def __array__(self, dtype: Any = None, copy: Optional[bool] = None) -> Any:
-        """All elements, for numpy; on the CPU only."""
+        """Loads all elements to a numpy array, whatever the framework and the device."""
         import numpy
 
         if copy is False:
-            raise ValueError("a part of a file cannot be loaded without a copy")
-        return numpy.asarray(self[...], dtype=dtype)
+            raise ValueError("elements are loaded from the file, so there is no array without a copy")
+        request: _Request = (self._name, -1, 0, 0, "")
+        loaded = load_with(functools.partial(self._opened._files.load, [request]), "cpu", "np")[self._name]
+        return numpy.asarray(loaded, dtype=dtype)
 
     def get_shape(self) -> List[int]:
         """The lengths of the axes of the whole tensor."""
@@ -87,13 +83,13 @@ class TensorSlice:
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
         parts = [_part_of(each, shape[axis]) for axis, each in enumerate(keys)]
         rest = [part[2] if part[:2] == (0, length) else each for part, each, length in zip(parts, keys, shape)]
-        as_array = (Ellipsis,) if dots else ()  # without an Ellipsis, numpy gives a scalar instead of an array without axes
+        ellipsis = (Ellipsis,) if dots else ()  # with it, numpy returns an array without axes, not a scalar
         restricted = [axis for axis, part in enumerate(parts) if part[:2] != (0, shape[axis])]
         if not restricted:
-            return whole, (*rest, *as_array)
+            return whole, (*rest, *ellipsis)
         axis = min(restricted, key=lambda each: (parts[each][1] - parts[each][0]) / shape[each])
         begin, end, rest[axis] = parts[axis]
-        return (self._name, axis, begin, end, ""), (*rest, *as_array)
+        return (self._name, axis, begin, end, ""), (*rest, *ellipsis)
 
 
 def _is_number(key: Any) -> bool:
@@ -114,6 +110,14 @@ def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
     return 0, length, key
 
 
+def _absolute(path: str) -> str:
+    """The path, for a process with another working directory."""
+    try:
+        return os.path.join(os.getcwd(), path)
+    except OSError:  # the working directory has been removed
+        return path
+
+
 class safe_open:  # named as in safetensors, whose place it takes
     """Opens a file, or several, by their headers; tensors are loaded one by one, or in part.
 
@@ -123,7 +127,7 @@ class safe_open:  # named as in safetensors, whose place it takes
 
     A safetensors file may be replaced while it is open: its old contents are loaded. But if open files hold more than a
     quarter of the descriptors that the process may have, replacing another one raises DataChanged, as writing to a file
-    always does. When it is pickled, for a process that is spawned, the files are opened again there.
+    always does. A safe_open can be pickled, for a process that is spawned: the files are opened again there.
 
     Args:
         filename: the file, or a list of files. No two may have a tensor of the same name.
@@ -135,7 +139,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         is_one = isinstance(filename, (str, bytes, os.PathLike))
         paths = path_texts([filename] if is_one else filename)  # type: ignore[list-item, arg-type]
         opened = _native.tensor_files(paths)
-        self._paths = [os.path.abspath(each) for each in paths]
+        self._paths = [_absolute(each) for each in paths]
         listed = opened.tensors()
         self._opened: Optional[_native.TensorFiles] = opened
         self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}

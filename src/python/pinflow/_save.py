@@ -17,8 +17,8 @@ from ._tensor_types import FORMAT_NAMES, SPELLINGS
 def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None, *,
               progress: Optional[Progress] = None) -> None:
     """Writes tensors to a safetensors file, which appears under its name complete or not at all, and is durable then.
-    A file or symbolic link of that name is replaced. Takes the place of safetensors.torch.save_file. Bytes pass through
-    32 MiB of host memory.
+    A file or symbolic link of that name is replaced. Takes the place of safetensors.torch.save_file. Bytes on a GPU pass
+    through 32 MiB of host memory.
 
     Args:
         tensors: PyTorch tensors, DeviceTensors or numpy arrays, all on one device. Those that are not contiguous are
@@ -29,7 +29,8 @@ def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Di
 
     Raises:
         InvalidArgument: tensors of several devices, metadata that is no str, or a type that cannot be saved.
-        SystemFailure: the file cannot be written. DeviceError: the device has failed.
+        DataChanged: a tensor is mapped from a file that was truncated. SystemFailure: the file cannot be written.
+        DeviceError: the device has failed.
     """
     if not isinstance(tensors, dict):
         raise InvalidArgument(f"save_file takes tensors by name, a dict, not {type(tensors).__name__}")
@@ -80,19 +81,19 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
             raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "
                                   "a CUDA device can be saved")
+        if tensor.is_nested or torch.nn.parameter.is_lazy(tensor):
+            what = "nested" if tensor.is_nested else "not initialized"
+            raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors can be saved")
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         try:
-            flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            shape, address = builtins.list(flat.shape), flat.data_ptr()
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, ValueError, TypeError) as failure:  # nested, lazy, within vmap
-            why = str(failure).splitlines()[0]
-            raise InvalidArgument(f"the tensor {name!r} has no memory that can be saved: {why}") from None
+            address = flat.data_ptr()
+        except RuntimeError:
+            raise InvalidArgument(f"the tensor {name!r} has no memory of its own, as within torch.vmap") from None
         spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:
             raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which pinflow cannot save")
         device = "host" if flat.device.type == "cpu" else f"cuda:{flat.device.index}"
-        return (name, spelling, shape, address), flat, device
+        return (name, spelling, builtins.list(flat.shape), address), flat, device
     if isinstance(tensor, DeviceTensor):
         native = tensor._tensor
         return (name, native.dtype, builtins.list(native.shape), native.address), tensor, native.device
@@ -107,9 +108,9 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     stored = tensor._array.dtype if isinstance(tensor, Array) else ""
     spelling = stored if stored in BEYOND_NUMPY else spelling_of(array.dtype.newbyteorder("="))
     if spelling not in FORMAT_NAMES:
-        way_out = ("; loads keep bfloat16 and 8-bit floats with framework='pt' or 'dlpack', or if ml_dtypes is installed"
-                   if spelling in ("|V1", "|V2") else "")
-        raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{way_out}")
+        advice = ("; to keep bfloat16 and 8-bit floats, load them with framework='pt' or 'dlpack', or install ml_dtypes"
+                  if spelling in ("|V1", "|V2") else "")
+        raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{advice}")
     contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
     if not contiguous.dtype.isnative:
         contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))

@@ -28,10 +28,10 @@ class RowSource(Protocol):
                 rows[:] = numpy.asarray(ids)[:, None] ** 2      # write all of `out`: it is not zeroed
 
     Threads of a loader call `read_rows`, one at a time, for a part of a batch or all of it, and again for the same rows
-    in later epochs: ahead of the consumer, also for the next epoch while a loop delivers this one. To tell whether the
-    data is the same, `state_dict` and `load_state_dict` call it for up to 16 rows. An exception that it raises ends the
-    loop over the loader, which raises it (RuntimeError for StopIteration). If a call never returns, `Loader.close` does
-    not return either, and Python does not end.
+    in later epochs. Calls run ahead of the consumer, into the next epoch too. To tell whether the data is the same,
+    `state_dict` and `load_state_dict` call it for up to 16 rows. An exception that it raises ends the loop over the
+    loader, which raises it (RuntimeError for StopIteration). If a call never returns, `Loader.close` does not return
+    either, and Python does not end.
     """
 
     @property

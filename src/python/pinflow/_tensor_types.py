@@ -49,6 +49,6 @@ def float_spelling(dtype: Any) -> str:
         except (TypeError, ValueError):
             spelling = None
     if spelling not in ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
-        raise InvalidArgument("dtype is float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2 (little-endian), "
+        raise InvalidArgument("dtype must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, little-endian, "
                               f"not {text}")
     return str(spelling)
