@@ -5,12 +5,12 @@
 
 Writes 270 tensors of a transformer in bfloat16 to DIR, in three files (10.6 GB), and reads them once, so that they are
 in the page cache. Then each loader loads all of them six times. If a peer fails or is not installed, its error is
-printed and the others go on; if a load of pinflow fails, the program ends. Prints the seconds of the first load and the
-median rate of the others in GB/s, beside the rate of the link: the median of 9 copies of 256 MiB from page-locked
-memory. The first load is checked by a checksum of each tensor. Last come half of every matrix along axis 1, 20,000
-tensors of 64 KiB in one file (of the first load, every 97th is compared), and save_file. With --cold, only pinflow and
-`dd` read the files, which the page cache forgets before each run; `dd` has 1 to 16 readers, through the page cache and
-past it.
+printed and the others go on; if a load of pinflow fails, the program ends. Between loads there is a pause of half a
+second. Prints the seconds of the first load and the median rate of the others in GB/s, beside the rate of the link: the
+median of 9 copies of 256 MiB from page-locked memory. The first load is checked by a checksum of each tensor. Last come
+half of every matrix along axis 1, 20,000 tensors of 64 KiB in one file (of the first load, every 97th is compared), and
+save_file. With --cold, only pinflow and `dd` read the files, which the page cache forgets before each run; `dd` has 1
+to 16 readers, through the page cache and past it.
 """
 
 import argparse
@@ -24,6 +24,8 @@ import pinflow
 import torch
 
 ROUNDS = 5
+#: Every load is measured by itself: pinflow unlocks pages, and CUDA clears freed memory, in the background.
+PAUSE_SECONDS = 0.5
 BLOCK = {"q": (4096, 4096), "k": (4096, 1024), "v": (4096, 1024), "o": (4096, 4096), "up": (11008, 4096),
          "gate": (11008, 4096), "down": (4096, 11008), "ln1": (4096,), "ln2": (4096,)}
 
@@ -124,6 +126,7 @@ def measure(name, load, size, link, check, prepare=lambda: None):
         gc.collect()
         torch.cuda.empty_cache()
         prepare()
+        time.sleep(PAUSE_SECONDS)
         torch.cuda.synchronize()
         start = time.perf_counter()
         try:
