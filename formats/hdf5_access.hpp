@@ -23,7 +23,7 @@ class hdf5_access {
     virtual ~hdf5_access() = default;
 
     virtual std::vector<array_listing> list(const input_file& file) = 0;
-    /// As list_hdf5_aliases. By default none.
+    /// Lists aliases as list_hdf5_aliases does. The default returns none.
     virtual std::vector<hdf5_alias> aliases(const input_file& /*file*/) { return {}; }
     virtual hdf5_description describe(const input_file& file, std::string_view name) = 0;
     /// Opens a reader for a dataset of `hdf5_storage::library`.

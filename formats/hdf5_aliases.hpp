@@ -6,14 +6,14 @@
 
 namespace pinflow::detail {
 
-/// A further hard link of a dataset.
+/// An alias is a further hard link of a dataset.
 struct hdf5_alias {
     std::string name;
     std::string dataset;  ///< the name under which list_hdf5 lists it
 };
 
-/// Lists the hard links of datasets that list_hdf5 leaves out. A group with several hard links is searched
-/// under the first one only.
+/// Lists the hard links of datasets under which list_hdf5 does not list them. Of a group with several hard
+/// links, only the first is searched.
 /// @throws as list_hdf5.
 std::vector<hdf5_alias> list_hdf5_aliases(const std::filesystem::path& path);
 

@@ -29,7 +29,7 @@ namespace pinflow::detail {
 /// @throws system_failure, format_error, data_changed, unsupported (too many links); messages name the path.
 std::vector<array_listing> list_hdf5_datasets(const input_file& file);
 
-/// As list_hdf5_aliases for a path.
+/// As the function for a path.
 std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file);
 
 /// Describes the dataset at the path `name` ("group/data", with or without a leading slash), following soft

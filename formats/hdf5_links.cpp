@@ -164,11 +164,11 @@ constexpr std::size_t max_depth = 256;
 /// Longer link targets are left out of the report.
 constexpr std::size_t max_target_bytes = 4096;
 
-enum class listed { datasets, aliases };
+enum class lister_output { datasets, aliases };
 
 class lister {
  public:
-    lister(const open_file& file, listed what) : file_(file), what_(what) {}
+    lister(const open_file& file, lister_output output) : file_(file), output_(output) {}
     /// Visits all groups. Call it once.
     void list();
     std::vector<array_listing> take_listings() { return std::move(listings_); }
@@ -189,9 +189,9 @@ class lister {
     std::string not_followed_reason(const open_group& at, const link& found, const std::string& path);
 
     const open_file& file_;
-    listed what_;
+    lister_output output_;
     link_access links_;
-    std::map<std::string, std::string> seen_;  ///< the names of objects, by their tokens
+    std::map<std::string, std::string> seen_;  ///< token of an object to the first path that reached it
     std::vector<open_group> open_groups_;      // from the root down
     std::size_t links_left_ = max_links;
     bool gave_up_ = false;
@@ -275,7 +275,7 @@ void lister::add_dataset(const open_group& at, const link& found, const std::str
 void lister::add(const open_group& at, const link& found) {
     const std::string path = at.path + found.name;
     if (found.type != H5L_TYPE_HARD) {
-        if (what_ == listed::aliases) return;
+        if (output_ == lister_output::aliases) return;
         if (std::string reason = not_followed_reason(at, found, path); !reason.empty())
             refuse(path, std::move(reason));
         return;
@@ -285,9 +285,10 @@ void lister::add(const open_group& at, const link& found) {
         if (!identity) fail(fmt::format("{} cannot be opened", quote(path)));
         const auto [seen, is_new] = seen_.emplace(identity->token, path);
         const bool is_dataset = identity->type == H5O_TYPE_DATASET;
-        if (!is_new && is_dataset && what_ == listed::aliases) aliases_.push_back({path, seen->second});
+        if (!is_new && is_dataset && output_ == lister_output::aliases)
+            aliases_.push_back({path, seen->second});
         if (!is_new) return;
-        if (is_dataset && what_ == listed::datasets) add_dataset(at, found, path);
+        if (is_dataset && output_ == lister_output::datasets) add_dataset(at, found, path);
         if (identity->type != H5O_TYPE_GROUP) return;
         if (open_groups_.size() > max_depth) {
             throw unsupported(fmt::format("the group {} is nested in more than {} groups, and is not listed",
@@ -328,7 +329,7 @@ std::vector<array_listing> list_hdf5_datasets(const input_file& file) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
-        hdf5::lister lister(opened, hdf5::listed::datasets);
+        hdf5::lister lister(opened, hdf5::lister_output::datasets);
         lister.list();
         return lister.take_listings();
     });
@@ -338,7 +339,7 @@ std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
-        hdf5::lister lister(opened, hdf5::listed::aliases);
+        hdf5::lister lister(opened, hdf5::lister_output::aliases);
         lister.list();
         return lister.take_aliases();
     });

@@ -380,7 +380,8 @@ TEST_CASE("planner of access: mapped rows of a file are copied under the guard, 
 }
 
 TEST_CASE(
-    "planner of loads: with few threads, pages in the page cache are page-locked while the threads stage") {
+    "planner of loads: with few threads, pages in the page cache are page-locked while the threads stage, on "
+    "tmpfs not while others are unlocked") {
     bool is_cached = true;
     bool is_on_tmpfs = false;
     load_facts load{.copyable_bytes = gib,

@@ -72,9 +72,10 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `both` if all of these hold: there are fewer than 8 cores or threads (4 on tmpfs while pages of an
-    /// earlier load are still being unlocked); 32 MiB or more can take the route `copy`; and of the sampled
-    /// pages, at least three quarters are in the page cache. Otherwise `staged`.
+    /// `both` if all of these hold: fewer than 8 threads read (fewer than 4 if the files are on tmpfs and
+    /// pages
+    /// of an earlier load are still being unlocked); 32 MiB or more can take the route `copy`; and of the
+    /// sampled pages, at least three quarters are in the page cache. Otherwise `staged`.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
@@ -196,8 +197,9 @@ class tensor_files {
 
     const std::vector<std::filesystem::path>& files() const noexcept;
     /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors
-    /// files, by directory in .npz files, by name in HDF5 files. Further hard links of HDF5 datasets come
-    /// last; those of groups are left out.
+    /// files, by directory in .npz files, by name in HDF5 files. In an HDF5 file, further hard links of
+    /// datasets follow after all other tensors. Of a group with several hard links, only the first is
+    /// searched.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// The names of the tensors that cannot be loaded, sorted. `tensor` says why.
     std::vector<std::string> refused_names() const;
@@ -219,8 +221,8 @@ class tensor_files {
     /// Loads tensors to `device`, and waits until they are complete. On a GPU, the routes `copy` and `both`
     /// page-lock the pages of the files, until shortly after the call, and up to 160 MiB of page-locked
     /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
-    /// and all memory is freed. Hard links of one HDF5 dataset cross the link once and share memory, unless
-    /// they have destinations, or are sliced or cast in different ways.
+    /// and all memory is freed. Tensors that are hard links of one HDF5 dataset are transferred once and
+    /// share memory, unless they have a destination, different slices or different types.
     /// @throws as `tensor` for a name; invalid_argument also for a slice outside its axis, a type that the
     /// elements cannot be cast to, and a tensor that is requested twice.
     /// @throws data_changed for a file that has changed since it was opened (a safetensors file may be
@@ -264,14 +266,15 @@ struct tensor_to_save {
 };
 
 /// Writes a safetensors file, atomically as safetensors_writer. On a GPU, takes 32 MiB of page-locked memory:
-/// one piece is copied from the device while another one is written. Copies come after the work enqueued on
-/// `stream` so far. Waits for them.
+/// one piece is copied from the device while another one is written. The tensors are read after the work
+/// enqueued on `stream` so far. Returns when the file is complete.
 /// `progress` is called with the bytes written, as load_options::progress. If it throws, the save ends with
 /// that exception, and a file of that name stays as it was.
 /// @throws as safetensors_writer; invalid_argument also for a tensor that has elements, but no `data`;
-/// data_changed if memory of the host device is a mapping of a file that was truncated (for tensors of less
-/// than 1 MiB only if the fault guard is installed, otherwise SIGBUS ends the process); device_error; what
-/// `progress` throws.
+/// device_error; what `progress` throws.
+/// @throws data_changed if memory of the host device is mapped from a file that was truncated. Pieces of less
+/// than 1 MiB, also at the end of a large tensor, need the fault guard for that: without it, SIGBUS ends the
+/// process.
 void save_tensors(const std::filesystem::path& path, std::span<const tensor_to_save> tensors,
                   stream_view stream, const std::map<std::string, std::string>& metadata = {},
                   const load_progress& progress = nullptr);

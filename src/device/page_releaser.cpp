@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdlib>
 #include <memory>
@@ -34,9 +35,10 @@ class running_releases {
         changed_.notify_all();
     }
 
-    bool any() noexcept {
+    bool has_running() noexcept {
+        if (::getpid() != process_) return false;
         const std::scoped_lock lock(mutex_);
-        return count_ > 0 && ::getpid() == process_;
+        return count_ > 0;
     }
 
     void wait() {
@@ -52,9 +54,13 @@ class running_releases {
     unsigned count_ = 0;
 };
 
-/// Never destroyed: threads may use it until the process ends.
+std::atomic<running_releases*> made = nullptr;
+
+/// Made when pages are first released: CUDA must have registered its atexit functions. Never destroyed:
+/// threads may use it until the process ends.
 running_releases& releases() {
     static running_releases& all = *new running_releases;
+    made = &all;
     return all;
 }
 
@@ -81,7 +87,8 @@ void release_in_background(pinned_pages pages) noexcept {
 }
 
 bool is_releasing_pages() noexcept {
-    return releases().any();
+    running_releases* const all = made;
+    return all != nullptr && all->has_running();
 }
 
 void wait_for_released_pages() noexcept {

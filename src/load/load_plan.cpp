@@ -328,7 +328,7 @@ std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const foun
     return jobs;
 }
 
-std::vector<aliased_job> take_aliases(const opened_tensors& opened, std::vector<load_job>& jobs) {
+std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vector<load_job>& jobs) {
     std::vector<aliased_job> aliases;
     if (opened.aliases.empty()) return aliases;
     const auto delivered_as = [&](const load_job& job) {

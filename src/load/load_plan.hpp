@@ -36,7 +36,7 @@ struct stored_tensor {
     std::optional<std::uint64_t> offset_bytes;
     std::uint32_t file = 0;    ///< index in opened_tensors
     bool has_no_name = false;  ///< in the file, which is a .npy file
-    /// Index in opened_tensors, if this is another name of that tensor.
+    /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 };
 
@@ -58,7 +58,7 @@ struct opened_tensors {
     std::vector<stored_tensor> stored;
     std::vector<tensor_memory> memory;                 ///< of `stored`, for safetensors files
     std::deque<array_listing> listings;                ///< of `stored`, for other files
-    std::deque<std::string> aliases;                   ///< further names of `stored`
+    std::deque<std::string> aliases;                   ///< names of aliases in `stored`
     std::unordered_map<std::string, refusal> refused;  ///< tensors that cannot be loaded, by name
     std::string first_refused;                         ///< the name of the first one
     std::map<std::string, std::string> metadata;
@@ -233,14 +233,15 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
 /// @throws invalid_argument for a slice outside its axis, and a type that the elements cannot be cast to.
 load_job job_of(const opened_tensors& opened, const found_request& request);
 
-/// A tensor that is another name of one that a job delivers in the same way.
+/// A requested alias, whose dataset another job delivers with the same slice and type.
 struct aliased_job {
     std::size_t position = 0;  ///< among all tensors of the load
     std::uint32_t tensor = 0;  ///< index in opened_tensors
     std::size_t job = 0;       ///< index among the jobs that are left
 };
-/// Removes the jobs of such tensors. @return them, by position.
-std::vector<aliased_job> take_aliases(const opened_tensors& opened, std::vector<load_job>& jobs);
+/// Removes the jobs of aliases that another job covers.
+/// @return the removed ones, sorted by position.
+std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vector<load_job>& jobs);
 
 /// The jobs of requests.
 /// @throws as job_of; invalid_argument also for a tensor that is requested twice.

@@ -89,7 +89,7 @@ class tensor_bytes {
 /// Called with the size of each piece that has been written.
 using count_written = std::function<void(std::uint64_t size_bytes)>;
 
-/// Two pieces in turns: one is copied from the device while the other one is written.
+/// Writes tensors from device memory, by two staging buffers: one is filled while the other one is written.
 void write_from_device(safetensors_writer& writer, std::span<const tensor_to_save> tensors,
                        stream_view stream, const count_written& written) {
     tensor_bytes bytes(tensors);
@@ -128,7 +128,8 @@ class host_tensor_writer {
     }
 
  private:
-    /// Writes long pieces directly. Copies short ones first, because the file collects them, unguarded.
+    /// Writes long pieces directly. Copies shorter ones under the fault guard first, because the writer
+    /// collects them in memory without it.
     /// @return false if the memory cannot be read.
     bool write_piece(std::span<const std::byte> piece) {
         constexpr std::size_t min_direct_bytes = std::size_t{1} << 20;

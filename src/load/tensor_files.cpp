@@ -173,19 +173,18 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .has_no_name = is_npy});
 }
 
-/// Adds further names of the tensors of a file, which are the last ones in `opened`, from `first` on.
-void add_aliases(opened_tensors& opened, std::size_t file, std::size_t first,
+/// Adds the aliases of a file's tensors, which are the last ones in `opened`, from `first_tensor` on.
+void add_aliases(opened_tensors& opened, std::size_t file, std::size_t first_tensor,
                  std::vector<detail::hdf5_alias> aliases) {
     if (aliases.empty()) return;
     std::unordered_map<std::string_view, std::uint32_t> by_name;
-    for (std::size_t i = first; i < opened.stored.size(); ++i)
+    for (std::size_t i = first_tensor; i < opened.stored.size(); ++i)
         by_name.emplace(opened.stored[i].name, static_cast<std::uint32_t>(i));
     for (detail::hdf5_alias& alias : aliases) {
         const auto found = by_name.find(alias.dataset);
         if (found == by_name.end()) {
-            add_refused(
-                opened, file, std::move(alias.name),
-                fmt::format("it is another name of {}, which cannot be loaded", quote(alias.dataset)));
+            add_refused(opened, file, std::move(alias.name),
+                        fmt::format("it is a hard link of {}, which cannot be loaded", quote(alias.dataset)));
             continue;
         }
         stored_tensor tensor = opened.stored[found->second];
@@ -212,11 +211,11 @@ std::shared_ptr<opened_tensors> open_all(std::vector<std::filesystem::path> path
     opened->stored.reserve(count);
     for (std::size_t i = 0; i < listed.size(); ++i) {
         opened->files.push_back(listed[i].file);
-        const std::size_t first = opened->stored.size();
+        const std::size_t first_tensor = opened->stored.size();
         add_tensors(*opened, i, std::move(listed[i].header));
         for (array_listing& array : listed[i].arrays)
             add_array(*opened, i, listed[i].format, std::move(array));
-        add_aliases(*opened, i, first, std::move(listed[i].aliases));
+        add_aliases(*opened, i, first_tensor, std::move(listed[i].aliases));
     }
     // the reader of safetensors headers has compared the names of a file
     const bool may_be_equal = listed.size() > 1 || listed[0].format != file_format::safetensors;
@@ -321,17 +320,18 @@ const std::vector<tensor_description>& tensor_files::tensors() const noexcept {
 }
 void tensor_files::require_all() const {
     if (opened_->refused.empty()) return;
-    const auto sentence = [](const error& failure) {
-        return fmt::format("{}; select the other tensors by their names", failure.what());
+    const auto with_advice = [&](const error& failure) {
+        return fmt::format("{}{}", failure.what(),
+                           opened_->stored.empty() ? "" : "; to load the other tensors, give their names");
     };
     try {
         detail::refuse(*opened_, opened_->first_refused);
     } catch (const unsupported& failure) {
-        throw unsupported(sentence(failure));
+        throw unsupported(with_advice(failure));
     } catch (const format_error& failure) {
-        throw format_error(sentence(failure));
+        throw format_error(with_advice(failure));
     } catch (const invalid_argument& failure) {
-        throw invalid_argument(sentence(failure));
+        throw invalid_argument(with_advice(failure));
     }
 }
 std::vector<std::string> tensor_files::refused_names() const {
@@ -369,7 +369,7 @@ loaded_tensors tensor_files::load(std::span<const tensor_request> requests, cons
 loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const device& device,
                                        const load_options& options) const {
     loaded_tensors loaded;
-    const std::vector<detail::aliased_job> aliases = detail::take_aliases(*opened_, jobs);
+    const std::vector<detail::aliased_job> aliases = detail::remove_aliases(*opened_, jobs);
     const detail::load_plan plan = detail::plan_load(*opened_, std::move(jobs), device);
     loaded.tensors.reserve(plan.jobs.size() + aliases.size());
     loaded.indices.reserve(plan.jobs.size() + aliases.size());
@@ -405,7 +405,7 @@ loaded_tensors tensor_files::load_jobs(std::vector<detail::load_job> jobs, const
     return loaded;
 }
 
-/// Inserts the tensors that are other names of loaded ones, and share their memory.
+/// Inserts aliases, which share the memory of loaded tensors.
 void tensor_files::insert_aliases(loaded_tensors& loaded,
                                   const std::vector<detail::aliased_job>& aliases) const {
     if (aliases.empty()) return;

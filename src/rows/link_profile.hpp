@@ -123,11 +123,13 @@ struct link_profile {
     /// Unless a route was requested, loads with fewer bytes that the copy engine can take are staged:
     /// page-locking costs more than it saves.
     std::uint64_t min_pinned_bytes = 32 << 20;
-    /// From this many threads on, staging alone is as fast as staging while pages are registered.
+    /// From this many threads on, loads only stage: registering pages at the same time gains little or
+    /// nothing (samples/bench/NOTEBOOK.md, 2026-11-29).
     unsigned min_load_threads = 8;
-    /// The same on tmpfs, while pages of an earlier load are unregistered, which takes cores and the driver's
-    /// locks. Pages of tmpfs are registered one by one, those of other file systems in groups.
-    unsigned min_slow_load_threads = 4;
+    /// Replaces min_load_threads on tmpfs while pages of an earlier load are being unregistered, which takes
+    /// cores and the driver's locks. Pages of tmpfs are registered one by one, those of other file systems in
+    /// groups.
+    unsigned min_load_threads_while_unlocking = 4;
 };
 
 /// The shipped defaults.

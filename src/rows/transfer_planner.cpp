@@ -286,13 +286,12 @@ transfer_plan plan_load_transfer(const load_facts& load) {
     }
     if (!load.is_in_page_cache())
         return only(staged, "the files are not in the page cache: reads are faster than page faults");
-    const bool is_slow = load.is_unlocking && load.is_on_tmpfs();
-    const unsigned enough = is_slow ? thresholds.min_slow_load_threads : thresholds.min_load_threads;
-    const bool stages = load.threads >= enough;
-    const char* const when = is_slow ? " on tmpfs, as pages of an earlier load are still being unlocked" : "";
-    constexpr auto text = "page-locking pays off with fewer than {} threads{}; {} can read";
-    transfer_plan plan = only(staged, fmt::format(text, enough, when, load.threads));
-    if (!stages) plan.parts.insert(plan.parts.begin(), copied);
+    const bool waits = load.is_unlocking && load.is_on_tmpfs();
+    const unsigned min = waits ? thresholds.min_load_threads_while_unlocking : thresholds.min_load_threads;
+    const char* const when = waits ? " on tmpfs while pages of an earlier load are being unlocked" : "";
+    constexpr auto text = "{} threads read, and page-locking meanwhile pays off with fewer than {}{}";
+    transfer_plan plan = only(staged, fmt::format(text, load.threads, min, when));
+    if (load.threads < min) plan.parts.insert(plan.parts.begin(), copied);
     return plan;
 }
 

@@ -96,8 +96,8 @@ struct loader_options {
 /// its memory. From construction on, a pipeline (sample, fill, deliver) prepares batches on a thread of the
 /// loader and on oneTBB's workers.
 ///
-/// Rows are read ahead, also those of the next epoch. So make a new loader after changing memory that sources
-/// point to.
+/// The loader reads rows ahead, into the next epoch too. After changing memory that a source points to, make
+/// a new loader.
 ///
 /// The loader keeps its sources alive. A batch keeps the parts of the loader and the sources that it needs
 /// alive, so that it may outlive both. Memory that a source points to but does not keep alive must outlive

@@ -34,9 +34,10 @@ namespace pinflow::python {
 
 namespace {
 
-/// Ends a load or save before it takes the GIL, which would stop its thread, while its other threads work on.
+/// Throws if Python is ending. Taking the GIL would then block this thread forever, while other threads of
+/// the load run on.
 void check_not_ending() {
-    if (may_not_take_gil()) throw error("the load or save is ended, because Python ends");
+    if (may_not_take_gil()) throw error("the load or save was ended because Python is exiting");
 }
 
 /// Device memory that a Python function allocates: for a size in bytes it returns the object that owns the
@@ -142,7 +143,7 @@ void check_type(const std::string& name, const dtype& type) {
         static_cast<void>(dlpack::type_of(type));
     } catch (const unsupported&) {
         throw unsupported("cannot make a PyTorch tensor of '" + name + "', which has elements of " +
-                          type.descr() + "; load with framework='np', or select other tensors by names");
+                          type.descr() + "; load it to the CPU with framework='np'");
     }
 }
 

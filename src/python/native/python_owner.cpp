@@ -124,9 +124,9 @@ bool may_not_take_gil() noexcept {
 
 namespace {
 
-/// Calls a function that takes the GIL, unless Python is ending.
+/// Calls `take`, which takes the GIL. Blocks forever if Python is ending and this thread may not take it.
 template <typename Function>
-auto taking_gil(Function take) noexcept {
+auto take_gil_or_block(Function take) noexcept {
     while (may_not_take_gil())
         ::pause();
     try {
@@ -140,10 +140,10 @@ auto taking_gil(Function take) noexcept {
 
 }  // namespace
 
-gil_acquire::gil_acquire() : state_(taking_gil([] { return PyGILState_Ensure(); })) {}
+gil_acquire::gil_acquire() : state_(take_gil_or_block([] { return PyGILState_Ensure(); })) {}
 
 gil_release::~gil_release() {
-    taking_gil([&] { PyEval_RestoreThread(state_); });
+    take_gil_or_block([&] { PyEval_RestoreThread(state_); });
 }
 
 }  // namespace pinflow::python

@@ -60,9 +60,10 @@ class python_callback {
     const python_callback* outer_;
 };
 
-/// Takes the GIL while it lives, on a thread that a call has released it on. Once Python is ending, the
-/// thread is stopped for ever. Versions before 3.14 would end it by pthread_exit, which unwinds the stack,
-/// and in a noexcept function ends the process.
+/// Holds the GIL during its lifetime, on a thread whose GIL a call has released. Once Python is ending, the
+/// constructor blocks forever, unless the thread is in a python_callback, which loaders wait for before they
+/// end. Versions of Python before 3.14 would end the thread by pthread_exit, which unwinds the stack, and in
+/// a noexcept function ends the process.
 class gil_acquire {
  public:
     gil_acquire();
@@ -74,8 +75,7 @@ class gil_acquire {
     PyGILState_STATE state_;
 };
 
-/// Releases the GIL while it lives. Once Python is ending, a thread that wants the GIL back is stopped for
-/// ever, as in gil_acquire, unless it is in a python_callback, which loaders wait for before they end.
+/// Releases the GIL during its lifetime. Once Python is ending, the destructor blocks as gil_acquire does.
 class gil_release {
  public:
     gil_release() noexcept : state_(PyEval_SaveThread()) {}
