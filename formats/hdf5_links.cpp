@@ -185,6 +185,7 @@ class lister {
     void enter(object_handle group, std::string path);
     void add(const open_group& at, const link& found);
     void add_dataset(const open_group& at, const link& found, const std::string& path);
+    void add_soft_link(const open_group& at, const link& found, const std::string& path);
     void refuse(const std::string& path, std::string reason);
     std::string not_followed_reason(const open_group& at, const link& found, const std::string& path);
 
@@ -197,6 +198,7 @@ class lister {
     bool gave_up_ = false;
     std::vector<array_listing> listings_;
     std::vector<hdf5_alias> aliases_;
+    std::vector<std::pair<std::string, std::string>> soft_links_;  ///< to datasets: path and token
 };
 
 void lister::refuse(const std::string& path, std::string reason) {
@@ -272,10 +274,19 @@ void lister::add_dataset(const open_group& at, const link& found, const std::str
     listings_.push_back(hdf5_listing(describe(file_, dataset, path, detail_wanted::listing)));
 }
 
+/// Links to groups, to other files and to nothing are left out.
+void lister::add_soft_link(const open_group& at, const link& found, const std::string& path) {
+    if (found.type != H5L_TYPE_SOFT) return;
+    const auto identity = identity_of(at.group.id(), found.name.c_str(), links_);
+    const bool is_inside = links_.take_other_file().empty();
+    if (identity && is_inside && identity->type == H5O_TYPE_DATASET)
+        soft_links_.emplace_back(path, identity->token);
+}
+
 void lister::add(const open_group& at, const link& found) {
     const std::string path = at.path + found.name;
     if (found.type != H5L_TYPE_HARD) {
-        if (output_ == lister_output::aliases) return;
+        if (output_ == lister_output::aliases) return add_soft_link(at, found, path);
         if (std::string reason = not_followed_reason(at, found, path); !reason.empty())
             refuse(path, std::move(reason));
         return;
@@ -318,6 +329,10 @@ void lister::list() {
             const link found = std::move(at.links[at.next++]);
             add(at, found);
         }
+    }
+    for (const auto& [path, token] : soft_links_) {
+        if (const auto dataset = seen_.find(token); dataset != seen_.end())
+            aliases_.push_back({path, dataset->second});
     }
 }
 

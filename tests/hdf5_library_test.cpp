@@ -293,12 +293,13 @@ TEST_CASE("hdf5: the listing agrees with the descriptions, and gives the reason 
     }
 }
 
-TEST_CASE("hdf5 library: each further hard link of a dataset is listed once, and each group searched once") {
+TEST_CASE("hdf5 library: further links to a dataset are listed, and each group is searched once") {
     ++cases_run;
     std::vector<std::pair<std::string, std::string>> aliases;
     for (const auto& alias : pinflow::detail::list_hdf5_aliases(input_file(files() / "links.h5")))
         aliases.emplace_back(alias.name, alias.dataset);
-    CHECK(aliases == std::vector<std::pair<std::string, std::string>>{{"b/data", "b/again"}});
+    CHECK(aliases ==
+          std::vector<std::pair<std::string, std::string>>{{"b/data", "b/again"}, {"soft", "b/again"}});
     CHECK(pinflow::detail::list_hdf5_aliases(input_file(files() / "other.h5")).empty());
 }
 
@@ -308,15 +309,19 @@ TEST_CASE("hdf5 library: hard links of a dataset are loaded once, and share memo
     const auto load = [&](const std::vector<pinflow::tensor_request>& requests) {
         return model.load(requests, pinflow::device::host());
     };
-    const auto loaded = load({{.name = "b/data"}, {.name = "a/b"}, {.name = "b/again"}});
-    REQUIRE(loaded.tensors.size() == 3);
-    CHECK(loaded.tensors[2].name() == "b/again");
+    const auto loaded = load({{.name = "b/data"}, {.name = "a/b"}, {.name = "soft"}, {.name = "b/again"}});
+    REQUIRE(loaded.tensors.size() == 4);
+    CHECK(loaded.tensors[3].name() == "b/again");
+    CHECK(loaded["soft"].data() == loaded["b/again"].data());
     CHECK(loaded["b/data"].data() == loaded["b/again"].data());
     CHECK(loaded["b/data"].data() != loaded["a/b"].data());
     CHECK(loaded["b/data"].size_bytes() == 16);
     CHECK(loaded.report.size_bytes == 17);
     const std::int32_t expected[] = {0, 1, 2, 3};
     CHECK(std::memcmp(loaded["b/data"].data(), expected, sizeof expected) == 0);
+
+    CHECK_THROWS_AS(static_cast<void>(model.tensor("dangling")), pinflow::unsupported);
+    CHECK_THROWS_AS(model.require_all(), pinflow::unsupported);
 
     const auto other_part =
         load({{.name = "b/data"}, {.name = "b/again", .slice = pinflow::tensor_slice{0, 1, 3}}});
