@@ -65,8 +65,8 @@ struct tensor_request {
     /// file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
-    /// other work on this memory must have finished. After an error it may be half written. Null: the load
-    /// allocates memory.
+    /// other work on this memory must have finished. After an error it may be half written. Destinations must
+    /// not overlap. Null: the load allocates memory.
     std::byte* destination = nullptr;
 };
 
@@ -123,10 +123,10 @@ struct load_options {
 /// with its last tensor.
 ///
 /// On the host device, contiguous tensors that need no decoding and no cast, and are aligned for their type,
-/// are private mappings of the file, if at least 1 MiB of the file is loaded without being gathered, decoded
-/// or cast. Their pages are those of the page cache until they are written to, which does not change the
-/// file. If the file is truncated, reading the lost pages raises SIGBUS; if it is written to, the tensor may
-/// change.
+/// are private mappings of the file, if at least 64 KiB of the file are loaded without being gathered,
+/// decoded or cast (1 MiB while tensors have 8192 mappings). Their pages are those of the page cache until
+/// they are written to, which does not change the file. If the file is truncated, reading the lost pages
+/// raises SIGBUS; if it is written to, the tensor may change.
 ///
 /// A moved-from tensor has no memory and 0 bytes, and to_dlpack throws invalid_argument for it.
 class device_tensor {
@@ -197,9 +197,9 @@ class tensor_files {
 
     const std::vector<std::filesystem::path>& files() const noexcept;
     /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors
-    /// files, by directory in .npz files, by name in HDF5 files. In an HDF5 file, further hard links of
-    /// datasets follow after all other tensors. Of a group with several hard links, only the first is
-    /// searched.
+    /// files, by directory in .npz files, by name in HDF5 files. In an HDF5 file, further hard links and soft
+    /// links of datasets follow after all other tensors. Of a group with several links, only the first hard
+    /// link is searched.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// The names of the tensors that cannot be loaded, sorted. `tensor` says why.
     std::vector<std::string> refused_names() const;
@@ -221,10 +221,10 @@ class tensor_files {
     /// Loads tensors to `device`, and waits until they are complete. On a GPU, the routes `copy` and `both`
     /// page-lock the pages of the files, until shortly after the call, and up to 160 MiB of page-locked
     /// staging buffers are kept for later loads to the device. All tensors are whole, or an error is thrown
-    /// and all memory is freed. Tensors that are hard links of one HDF5 dataset are transferred once and
-    /// share memory, unless they have a destination, different slices or different types.
+    /// and all memory is freed. Tensors that are links to one HDF5 dataset are transferred once, count
+    /// once in the report, and share memory, unless they have a destination, different slices or types.
     /// @throws as `tensor` for a name; invalid_argument also for a slice outside its axis, a type that the
-    /// elements cannot be cast to, and a tensor that is requested twice.
+    /// elements cannot be cast to, a tensor that is requested twice, and destinations that overlap.
     /// @throws data_changed for a file that has changed since it was opened (a safetensors file may be
     /// replaced, unless such files hold half of the descriptors that input_files may have); format_error for
     /// one whose content is damaged; system_failure; device_error if a GPU is out of memory.

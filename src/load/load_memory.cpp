@@ -76,7 +76,11 @@ std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {
         const std::uint64_t size_bytes = range.end_bytes - range.begin_bytes;
         pages = std::make_shared<const memory_region>(
             system::map_privately(lease.get(), opened.path(), range.begin_bytes, size_bytes), size_bytes,
-            [](std::byte* data, std::uint64_t bytes, void*) noexcept { system::unmap(data, bytes); });
+            [](std::byte* data, std::uint64_t bytes, void*) noexcept {
+                system::unmap(data, bytes);
+                uncount_mapping();
+            });
+        count_mapping();
     }
     return pages;
 }

@@ -3,15 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <atomic>
 #include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "pinflow/error.hpp"
-#include "src/core/cast.hpp"
 #include "src/core/checked.hpp"
-#include "src/core/quote.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -19,34 +17,19 @@ namespace pinflow::detail {
 namespace {
 
 constexpr std::uint64_t page_bytes = 64 << 10;  ///< a multiple of the system's pages
-/// If less of a file is loaded, it is read: a process has at most vm.max_map_count mappings (65,530 by
+/// If less of a file is loaded, it is read, which is as fast.
+constexpr std::uint64_t min_mapped_bytes = std::uint64_t{64} << 10;
+/// The same while loaded tensors have this many mappings: a process has at most vm.max_map_count (65,530 by
 /// default).
-constexpr std::uint64_t min_mapped_bytes = std::uint64_t{1} << 20;
+constexpr std::uint64_t min_mapped_bytes_of_many = std::uint64_t{1} << 20;
+constexpr std::size_t many_mappings = 8192;
+std::atomic<std::size_t> mapping_count = 0;
 /// The first and the last units of a load are shorter: the link waits for the first ones to be read, and the
 /// caller for the last ones to be copied.
 constexpr std::uint64_t short_unit_bytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t short_zone_bytes = 16 * short_unit_bytes;  ///< at either end
 /// Smaller loads have few units, and each thread that takes one needs page-locked buffers.
 constexpr std::uint64_t min_zoned_bytes = 4 * short_zone_bytes;
-
-/// What a message calls a tensor.
-std::string label_of(const opened_tensors& opened, std::size_t index) {
-    const stored_tensor& tensor = opened.stored[index];
-    return fmt::format("{} of {}", quote(tensor.name, max_label_name),
-                       quote(opened.paths[tensor.file].string(), max_shown_path));
-}
-
-/// @throws invalid_argument.
-void check_slice(const opened_tensors& opened, std::size_t index, const tensor_slice& slice) {
-    const stored_tensor& tensor = opened.stored[index];
-    if (slice.axis >= tensor.shape.size())
-        throw invalid_argument(fmt::format("cannot slice {} along axis {}: its shape is {}",
-                                           label_of(opened, index), slice.axis, to_string(tensor.shape)));
-    if (slice.begin > slice.end || slice.end > tensor.shape[slice.axis])
-        throw invalid_argument(fmt::format("cannot slice {} from {} to {} along axis {}: its shape is {}",
-                                           label_of(opened, index), slice.begin, slice.end, slice.axis,
-                                           to_string(tensor.shape)));
-}
 
 /// Makes the blocks, units and pieces of a plan, job by job.
 class planner {
@@ -168,7 +151,7 @@ class planner {
     /// of its file is loaded.
     bool can_be_mapped(const load_job& job) const {
         const file_position place = position_of(opened_, job);
-        if (device_.kind() != device_kind::host || raw_bytes_[place.file] < min_mapped_bytes) return false;
+        if (device_.kind() != device_kind::host || raw_bytes_[place.file] < min_mapped_bytes_) return false;
         const pinflow::dtype& type = type_of(opened_, job);
         const bool is_complex = type.kind() == dtype_kind::complex;
         const std::uint64_t alignment = is_complex ? type.size_bytes() : type.swap_size_bytes();
@@ -245,6 +228,8 @@ class planner {
     const opened_tensors& opened_;
     pinflow::device device_;
     std::optional<std::uint32_t> shared_block_;
+    const std::uint64_t min_mapped_bytes_ =
+        mapping_count < many_mappings ? min_mapped_bytes : min_mapped_bytes_of_many;
     /// For each file, of contiguous tensors and slices as stored. On the host device only.
     std::vector<std::uint64_t> raw_bytes_;
     std::vector<small_job> small_;
@@ -254,124 +239,12 @@ class planner {
 
 }  // namespace
 
-const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name() const {
-    std::call_once(by_name_made_, [&] {
-        by_name_.reserve(stored.size());
-        for (std::size_t i = 0; i < stored.size(); ++i)
-            by_name_.emplace(stored[i].name, i);
-    });
-    return by_name_;
+void count_mapping() noexcept {
+    ++mapping_count;
 }
 
-std::string name_of_files(const opened_tensors& opened) {
-    return opened.files.size() == 1 ? quote(opened.paths.front().string(), max_shown_path)
-                                    : fmt::format("{} files", opened.files.size());
-}
-
-void refuse(const opened_tensors& opened, const std::string& name) {
-    const refusal& refused = opened.refused.at(name);
-    static_cast<void>(open(opened.absolute_paths[refused.file], name));
-    throw unsupported(refused.reason);
-}
-
-found_request find_request(const opened_tensors& opened, const tensor_request& request) {
-    const auto found = opened.by_name().find(request.name);
-    if (found == opened.by_name().end()) {
-        if (opened.refused.contains(request.name)) refuse(opened, request.name);
-        throw invalid_argument(fmt::format("cannot load {}: none of the {} tensors of {} has that name",
-                                           quote(request.name, max_label_name), opened.stored.size(),
-                                           name_of_files(opened)));
-    }
-    return {.tensor = static_cast<std::uint32_t>(found->second),
-            .slice = request.slice ? &*request.slice : nullptr,
-            .dtype = request.dtype ? &*request.dtype : nullptr,
-            .destination = request.destination};
-}
-
-load_job job_of(const opened_tensors& opened, const found_request& request) {
-    const stored_tensor& tensor = opened.stored[request.tensor];
-    load_job job{
-        .tensor = request.tensor, .size_bytes = tensor.size_bytes, .destination = request.destination};
-    if (request.dtype != nullptr && !(*request.dtype == *tensor.dtype)) {
-        if (!can_cast(*tensor.dtype, *request.dtype))
-            throw invalid_argument(fmt::format("cannot cast {} from {} to {}", label_of(opened, job.tensor),
-                                               tensor.dtype->descr(), request.dtype->descr()));
-        job.cast = request.dtype;
-    }
-    if (request.slice != nullptr) {
-        check_slice(opened, request.tensor, *request.slice);
-        job.slice = request.slice;
-        const byte_runs runs = runs_of(opened, job);
-        job.first_bytes = runs.first_bytes;
-        job.has_gaps = runs.count != 1;
-    }
-    if (!job.is_cast() && job.slice == nullptr) return job;
-    const pinflow::dtype& type = type_of(opened, job);
-    const shape_vector shape = shape_of(opened, job);
-    if (!multiply(element_count(shape), type.size_bytes(), job.size_bytes))
-        throw invalid_argument(fmt::format("{} of shape {} is too large for elements of {}",
-                                           label_of(opened, job.tensor), to_string(shape), type.descr()));
-    return job;
-}
-
-std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests) {
-    std::vector<load_job> jobs;
-    jobs.reserve(requests.size());
-    std::vector<bool> is_requested(opened.stored.size(), false);
-    for (const found_request& request : requests) {
-        jobs.push_back(job_of(opened, request));
-        if (is_requested[request.tensor])
-            throw invalid_argument(
-                fmt::format("cannot load {} twice at once", label_of(opened, request.tensor)));
-        is_requested[request.tensor] = true;
-    }
-    return jobs;
-}
-
-std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vector<load_job>& jobs) {
-    std::vector<aliased_job> aliases;
-    if (opened.aliases.empty()) return aliases;
-    const auto delivered_as = [&](const load_job& job) {
-        const tensor_slice slice = job.slice == nullptr ? tensor_slice{} : *job.slice;
-        return std::tuple(opened.stored[job.tensor].alias_of.value_or(job.tensor), job.slice != nullptr,
-                          slice.axis, slice.begin, slice.end, type_of(opened, job).descr());
-    };
-    std::map<decltype(delivered_as(jobs.front())), std::size_t> first_jobs;
-    std::vector<load_job> left;
-    for (std::size_t position = 0; position < jobs.size(); ++position) {
-        const load_job& job = jobs[position];
-        if (job.destination == nullptr) {
-            const auto [first, is_new] = first_jobs.emplace(delivered_as(job), left.size());
-            if (!is_new) {
-                aliases.push_back({position, job.tensor, first->second});
-                continue;
-            }
-        }
-        left.push_back(job);
-    }
-    jobs = std::move(left);
-    return aliases;
-}
-
-byte_runs runs_of(const opened_tensors& opened, const load_job& job) {
-    const stored_tensor& tensor = opened.stored[job.tensor];
-    if (job.slice == nullptr) return {.size_bytes = tensor.size_bytes};
-    const tensor_slice& slice = *job.slice;
-    byte_runs runs;
-    for (const std::uint64_t length : tensor.shape.first(slice.axis))
-        runs.count *= length;
-    // strides of an array without elements count lengths of 0 as 1
-    std::uint64_t index_bytes = tensor.dtype->size_bytes();
-    for (const std::uint64_t length : tensor.shape.subspan(slice.axis + 1))
-        index_bytes *= std::max<std::uint64_t>(length, 1);
-    runs.size_bytes = index_bytes * (slice.end - slice.begin);
-    runs.stride_bytes = index_bytes * tensor.shape[slice.axis];
-    runs.first_bytes = index_bytes * slice.begin;
-    if (runs.size_bytes == runs.stride_bytes) {
-        runs.size_bytes *= runs.count;
-        runs.count = 1;
-    }
-    return runs;
+void uncount_mapping() noexcept {
+    --mapping_count;
 }
 
 load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device) {

@@ -219,8 +219,10 @@ struct found_request {
     std::byte* destination = nullptr;
 };
 
+/// How messages name a tensor.
+std::string label_of(const opened_tensors& opened, std::size_t index);
 /// How messages name the files: the path of a single one, otherwise their number.
-std::string name_of_files(const opened_tensors& opened);
+std::string name_of_files(std::span<const std::filesystem::path> paths);
 
 /// Throws the error of opening a tensor that cannot be loaded: format_error if it is damaged, unsupported if
 /// pinflow lacks its type.
@@ -257,5 +259,10 @@ inline file_position position_of(const opened_tensors& opened, const load_job& j
     const stored_tensor& stored = opened.stored[job.tensor];
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
 }
+
+/// Count the mappings of loaded tensors. While there are many, plan_load maps large parts of files only.
+/// Thread-safe.
+void count_mapping() noexcept;
+void uncount_mapping() noexcept;
 
 }  // namespace pinflow::detail

@@ -101,7 +101,7 @@ chosen_route choose_on_host(const load_plan& plan) {
         read_bytes <= max_small_bytes && std::ranges::none_of(plan.others, &load_unit::is_decoded);
     chosen.reason = fmt::format(
         "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
-        "are not aligned or have a destination, or less than 1 MiB of their file is loaded",
+        "are not aligned or have a destination, or little of their file is loaded",
         in_binary_units(plan.mapped_bytes), in_binary_units(read_bytes));
     return chosen;
 }

@@ -100,22 +100,23 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
 
     On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator; tensors of less than 1 MiB share blocks of
     up to 32 MiB. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
-    file, if at least 1 MiB of it is loaded without being gathered, decoded or cast. Writing to a tensor never changes
+    file, if at least 64 KiB of it are loaded without being gathered, decoded or cast. Writing to a tensor never changes
     its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
     process (SIGBUS).
 
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
     members of a .npz file that are no arrays, and the types F4, F6, F8_E8M0 and F8_*FNUZ of safetensors. Select the
-    others by `names`.
+    others by `names`: `pinflow.list` gives those that cannot be loaded the dtype None.
 
-    Hard links of one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
+    Links to one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
     members is not checked.
 
     Args:
         filenames: the files. No two may have a tensor of the same name. The array of a .npy file has the
             name of the file without .npy.
         device: 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a torch.device.
-        names: names or shell patterns of the tensors to load; all if not given.
+        names: names or shell patterns of the tensors to load, in any order; all if not given. A name that a tensor has
+            is no pattern.
         dtype: the type that float16, bfloat16, float32 and float64 tensors are cast to, rounded once (PyTorch rounds
             float64 to float32 first). Others keep their type.
         framework: 'pt' for PyTorch tensors; 'np' for numpy arrays, on the CPU only (bfloat16 and 8-bit floats are opaque

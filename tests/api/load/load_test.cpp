@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fstream>
 #include <memory>
+#include <new>
 #include <optional>
 #include <string>
 #include <thread>
@@ -324,18 +325,70 @@ TEST_CASE("load: the host device maps whole tensors, and writing to them does no
 }
 
 TEST_CASE(
-    "load: on the host device, a file is read if less than 1 MiB of it is loaded, and mapped otherwise") {
+    "load: on the host device, a file is read if less than 64 KiB of it is loaded, and mapped otherwise") {
     const temporary_folder folder;
-    std::vector<model_tensor> tensors;
-    for (int i = 0; i < 40; ++i)
-        tensors.push_back(random_tensor(std::to_string(i), dtype::of<float>(), {20'000}));
+    const std::vector<model_tensor> tensors{random_tensor("small", dtype::of<float>(), {(16 << 10) - 1}),
+                                            random_tensor("large", dtype::of<float>(), {16 << 10})};
     write_model(folder / "a.safetensors", tensors);
     const tensor_files files({folder / "a.safetensors"});
-    const tensor_request one{"7"};
-    const loaded_tensors loaded = files.load({&one, 1}, device::host());
-    CHECK_FALSE(loaded.tensors[0].is_mapped());
-    CHECK(bytes_of(loaded.tensors[0]) == tensors[7].bytes);
-    CHECK(load_tensors(folder / "a.safetensors", device::host())["7"].is_mapped());
+    const auto load = [&](const std::string& name) {
+        const tensor_request one{name};
+        return files.load({&one, 1}, device::host());
+    };
+    const loaded_tensors small = load("small");
+    CHECK_FALSE(small.tensors[0].is_mapped());
+    CHECK(bytes_of(small.tensors[0]) == tensors[0].bytes);
+    CHECK(load_tensors(folder / "a.safetensors", device::host())["small"].is_mapped());
+
+    // with many mappings, only large parts are mapped; loads of tensors that are kept do not exhaust them
+    std::vector<loaded_tensors> kept;
+    while (kept.size() < 20'000 && (kept.empty() || kept.back().tensors[0].is_mapped()))
+        kept.push_back(load("large"));
+    CHECK(kept.size() > 1000);
+    CHECK(kept.size() < 20'000);
+    CHECK(bytes_of(kept.front().tensors[0]) == tensors[1].bytes);
+    CHECK(bytes_of(kept.back().tensors[0]) == tensors[1].bytes);
+    kept.clear();
+    CHECK(load("large").tensors[0].is_mapped());
+}
+
+TEST_CASE("load: destinations that overlap are refused before anything is written") {
+    const temporary_folder folder;
+    const std::vector<model_tensor> tensors{random_tensor("a", dtype::of<float>(), {25}),
+                                            random_tensor("b", dtype::of<float>(), {25}),
+                                            random_tensor("empty", dtype::of<float>(), {0})};
+    write_model(folder / "a.safetensors", tensors);
+    const tensor_files files({folder / "a.safetensors"});
+    std::vector<std::byte> memory(200);
+    const auto load = [&](std::size_t a, std::size_t b) {
+        return files.load(std::vector<tensor_request>{{.name = "a", .destination = memory.data() + a},
+                                                      {.name = "b", .destination = memory.data() + b},
+                                                      {.name = "empty", .destination = memory.data() + a}},
+                          device::host());
+    };
+    for (const auto& [a, b] : {std::pair(0, 0), std::pair(0, 99), std::pair(99, 0)}) {
+        CHECK_THROWS_WITH_AS(load(a, b), doctest::Contains("overlap"), invalid_argument);
+        CHECK(std::ranges::count(memory, std::byte{}) == 200);
+    }
+    CHECK(load(0, 100).tensors.size() == 3);
+    CHECK(load(100, 0).tensors.size() == 3);
+}
+
+TEST_CASE("load: exhausted host memory is a system_failure that names the file") {
+    struct exhausted final : memory_resource {
+        std::byte* allocate(std::uint64_t, stream_view) override { throw std::bad_alloc(); }
+        void deallocate(std::byte*, std::uint64_t, stream_view) noexcept override {}
+    };
+    const temporary_folder folder;
+    write_model(folder / "a.safetensors", std::vector{random_tensor("a", dtype::of<float>(), {25})});
+    load_options options;
+    options.resource = std::make_shared<exhausted>();
+    CHECK_THROWS_WITH_AS(load_tensors(folder / "a.safetensors", device::host(), options),
+                         doctest::Contains("a.safetensors'"), system_failure);
+    const tensor_files files({folder / "a.safetensors"});
+    const tensor_request one{"a"};
+    CHECK_THROWS_WITH_AS(files.load({&one, 1}, device::host(), options), doctest::Contains("a.safetensors'"),
+                         system_failure);
 }
 
 TEST_CASE("load: progress ends with all bytes, and an exception of it ends the load") {

@@ -1,0 +1,18 @@
+#pragma once
+
+#include <filesystem>
+#include <memory>
+#include <vector>
+
+#include "src/load/load_plan.hpp"
+
+/// Opens files and collects their tensors.
+namespace pinflow::detail {
+
+/// Opens the files by their headers, in parallel.
+/// @throws as the constructor of tensor_files.
+std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> paths);
+/// The same, with descriptions for the user.
+std::shared_ptr<const opened_tensors> open_and_describe(std::vector<std::filesystem::path> paths);
+
+}  // namespace pinflow::detail
