@@ -29,6 +29,7 @@
 
 #include "formats/hdf5_filters.hpp"
 #include "pinflow/error.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/load.hpp"
 #include "tests/npy_bytes.hpp"
 #include "tests/run_h5py.hpp"
@@ -301,6 +302,23 @@ TEST_CASE("hdf5 library: further links to a dataset are listed, and each group i
     CHECK(aliases ==
           std::vector<std::pair<std::string, std::string>>{{"b/data", "b/again"}, {"soft", "b/again"}});
     CHECK(pinflow::detail::list_hdf5_aliases(input_file(files() / "other.h5")).empty());
+}
+
+TEST_CASE("hdf5 library: a link with the name of a tensor in another file is left out of loads") {
+    ++cases_run;
+    const temporary_folder folder;
+    {
+        pinflow::hdf5_writer writer(folder / "other.h5");
+        writer.begin({.name = "soft", .dtype = pinflow::dtype::of<std::byte>(), .shape = {3}});
+        writer.write(std::array<std::byte, 3>{});
+        writer.finish();
+    }
+    for (const auto& paths : {std::vector{files() / "links.h5", folder / "other.h5"},
+                              std::vector{folder / "other.h5", files() / "links.h5"}}) {
+        const pinflow::tensor_files model(paths);
+        CHECK(model.tensor("soft").size_bytes == 3);
+        CHECK(model.tensor("b/data").size_bytes == 16);
+    }
 }
 
 TEST_CASE("hdf5 library: hard links of a dataset are loaded once, and share memory") {

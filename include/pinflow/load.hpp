@@ -72,10 +72,9 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `both` if all of these hold: fewer than 8 threads read (fewer than 4 if the files are on tmpfs and
-    /// pages
-    /// of an earlier load are still being unlocked); 32 MiB or more can take the route `copy`; and of the
-    /// sampled pages, at least three quarters are in the page cache. Otherwise `staged`.
+    /// `both` if all of these hold: fewer than 8 cores or threads can read (4 if the files are on tmpfs and
+    /// pages of an earlier load are still being unlocked); 32 MiB or more can take the route `copy`; and of
+    /// the sampled pages, at least three quarters are in the page cache. Otherwise `staged`.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
@@ -109,7 +108,7 @@ struct load_options {
     std::shared_ptr<memory_resource> resource = nullptr;
     /// Called on the calling thread, up to ten times a second, and at the end. `done_bytes` have been sent to
     /// the device, written to memory or mapped. `total_bytes` is the size of all tensors. If it throws, the
-    /// load ends with that exception.
+    /// load ends with that exception (with system_failure instead of std::bad_alloc).
     load_progress progress = nullptr;
 };
 
@@ -197,9 +196,10 @@ class tensor_files {
 
     const std::vector<std::filesystem::path>& files() const noexcept;
     /// All tensors that can be loaded, file by file, as list_arrays orders them: by offset in safetensors
-    /// files, by directory in .npz files, by name in HDF5 files. In an HDF5 file, further hard links and soft
-    /// links of datasets follow after all other tensors. Of a group with several links, only the first hard
-    /// link is searched.
+    /// files, by directory in .npz files, by name in HDF5 files. Further hard links and soft links of HDF5
+    /// datasets follow after the tensors of all files. Those that have the name of another tensor, or of a
+    /// link in another file, are left out. Of a group with several links, only the first hard link is
+    /// searched.
     const std::vector<tensor_description>& tensors() const noexcept;
     /// The names of the tensors that cannot be loaded, sorted. `tensor` says why.
     std::vector<std::string> refused_names() const;

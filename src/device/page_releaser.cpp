@@ -92,7 +92,7 @@ bool is_releasing_pages() noexcept {
 }
 
 void wait_for_released_pages() noexcept {
-    releases().wait();
+    if (running_releases* const all = made) all->wait();
 }
 
 }  // namespace pinflow::detail

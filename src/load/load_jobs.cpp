@@ -73,7 +73,7 @@ void refuse(const opened_tensors& opened, const std::string& name) {
     try {
         static_cast<void>(open(opened.absolute_paths[refused.file], name));
     } catch (const invalid_argument&) {
-        throw unsupported(refused.reason);  // a link that leads nowhere
+        throw unsupported(refused.reason);  // such as a link that leads nowhere
     }
     throw unsupported(refused.reason);
 }

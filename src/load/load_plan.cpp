@@ -122,6 +122,7 @@ class planner {
             const std::uint64_t begin = place.offset_bytes / page_bytes * page_bytes;
             const std::uint64_t end = place.offset_bytes + job.size_bytes;
             const bool is_first = range.end_bytes == 0;
+            if (is_first) ++new_mappings_;
             range = {is_first ? begin : std::min(range.begin_bytes, begin), std::max(range.end_bytes, end)};
             job.block = next_block();
             plan_.blocks.push_back({job.size_bytes, nullptr, place});
@@ -151,11 +152,19 @@ class planner {
     /// of its file is loaded.
     bool can_be_mapped(const load_job& job) const {
         const file_position place = position_of(opened_, job);
-        if (device_.kind() != device_kind::host || raw_bytes_[place.file] < min_mapped_bytes_) return false;
+        if (device_.kind() != device_kind::host || !maps_file(place.file)) return false;
         const pinflow::dtype& type = type_of(opened_, job);
         const bool is_complex = type.kind() == dtype_kind::complex;
         const std::uint64_t alignment = is_complex ? type.size_bytes() : type.swap_size_bytes();
         return is_multiple(place.offset_bytes, std::max<std::uint64_t>(alignment, 1));
+    }
+
+    /// Whether the file is mapped already, or enough of it is loaded. All files of a load share the limit on
+    /// mappings with those of earlier loads.
+    bool maps_file(std::size_t file) const {
+        if (plan_.mapped[file].end_bytes != 0) return true;
+        const bool are_many = mapping_count + new_mappings_ >= many_mappings;
+        return raw_bytes_[file] >= (are_many ? min_mapped_bytes_of_many : min_mapped_bytes);
     }
 
     /// One unit of as many small tensors as fit, all of them contiguous or none; moves `next` past them.
@@ -228,10 +237,9 @@ class planner {
     const opened_tensors& opened_;
     pinflow::device device_;
     std::optional<std::uint32_t> shared_block_;
-    const std::uint64_t min_mapped_bytes_ =
-        mapping_count < many_mappings ? min_mapped_bytes : min_mapped_bytes_of_many;
     /// For each file, of contiguous tensors and slices as stored. On the host device only.
     std::vector<std::uint64_t> raw_bytes_;
+    std::size_t new_mappings_ = 0;
     std::vector<small_job> small_;
     std::uint64_t all_bytes_ = 0;  ///< of all jobs
     std::vector<load_unit> decoded_;

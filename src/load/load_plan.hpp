@@ -246,7 +246,8 @@ struct aliased_job {
 std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vector<load_job>& jobs);
 
 /// The jobs of requests.
-/// @throws as job_of; invalid_argument also for a tensor that is requested twice.
+/// @throws as job_of; invalid_argument also for a tensor that is requested twice, and for destinations that
+/// overlap.
 std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests);
 
 /// @param jobs in the order of the requests, each of another tensor.

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <optional>
 #include <system_error>
 #include <unordered_map>
@@ -166,24 +167,34 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .has_no_name = is_npy});
 }
 
-/// Adds the aliases of a file's tensors, which are the last ones in `opened`, from `first_tensor` on.
-void add_aliases(opened_tensors& opened, std::size_t file, std::size_t first_tensor,
-                 std::vector<hdf5_alias> aliases) {
-    if (aliases.empty()) return;
-    std::unordered_map<std::string_view, std::uint32_t> by_name;
-    for (std::size_t i = first_tensor; i < opened.stored.size(); ++i)
-        by_name.emplace(opened.stored[i].name, static_cast<std::uint32_t>(i));
-    for (hdf5_alias& alias : aliases) {
-        const auto found = by_name.find(alias.dataset);
-        if (found == by_name.end()) {
-            add_refused(opened, file, std::move(alias.name),
-                        fmt::format("it is a link to {}, which cannot be loaded", quote(alias.dataset)));
-            continue;
+/// Adds the aliases of all tensors, but not those that have the name of another tensor or alias.
+void add_aliases(opened_tensors& opened, std::vector<listed_file>& listed) {
+    std::unordered_map<std::string, std::size_t> uses;
+    for (const listed_file& file : listed) {
+        for (const hdf5_alias& alias : file.aliases)
+            ++uses[alias.name];
+    }
+    if (uses.empty()) return;
+    std::map<std::pair<std::size_t, std::string_view>, std::uint32_t> by_name;
+    for (std::size_t i = 0; i < opened.stored.size(); ++i) {
+        const stored_tensor& tensor = opened.stored[i];
+        by_name.emplace(std::pair(tensor.file, tensor.name), static_cast<std::uint32_t>(i));
+        if (const auto same = uses.find(std::string(tensor.name)); same != uses.end()) ++same->second;
+    }
+    for (std::size_t file = 0; file < listed.size(); ++file) {
+        for (hdf5_alias& alias : listed[file].aliases) {
+            if (uses[alias.name] > 1 || opened.refused.contains(alias.name)) continue;
+            const auto found = by_name.find(std::pair(file, std::string_view(alias.dataset)));
+            if (found == by_name.end()) {
+                add_refused(opened, file, std::move(alias.name),
+                            fmt::format("it is a link to {}, which cannot be loaded", quote(alias.dataset)));
+                continue;
+            }
+            stored_tensor tensor = opened.stored[found->second];
+            tensor.name = opened.aliases.emplace_back(std::move(alias.name));
+            tensor.alias_of = found->second;
+            opened.stored.push_back(tensor);
         }
-        stored_tensor tensor = opened.stored[found->second];
-        tensor.name = opened.aliases.emplace_back(std::move(alias.name));
-        tensor.alias_of = found->second;
-        opened.stored.push_back(tensor);
     }
 }
 
@@ -206,12 +217,11 @@ std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> 
     opened->stored.reserve(count);
     for (std::size_t i = 0; i < listed.size(); ++i) {
         opened->files.push_back(listed[i].file);
-        const std::size_t first_tensor = opened->stored.size();
         add_tensors(*opened, i, std::move(listed[i].header));
         for (array_listing& array : listed[i].arrays)
             add_array(*opened, i, listed[i].format, std::move(array));
-        add_aliases(*opened, i, first_tensor, std::move(listed[i].aliases));
     }
+    add_aliases(*opened, listed);
     // the reader of safetensors headers has compared the names of a file
     const bool may_be_equal = listed.size() > 1 || listed[0].format != file_format::safetensors;
     if (may_be_equal) check_names(*opened);

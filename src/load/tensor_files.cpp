@@ -133,8 +133,6 @@ void tensor_files::require_all() const {
         throw unsupported(with_advice(failure));
     } catch (const format_error& failure) {
         throw format_error(with_advice(failure));
-    } catch (const invalid_argument& failure) {
-        throw invalid_argument(with_advice(failure));
     }
 }
 std::vector<std::string> tensor_files::refused_names() const {

@@ -289,7 +289,7 @@ transfer_plan plan_load_transfer(const load_facts& load) {
     const bool waits = load.is_unlocking && load.is_on_tmpfs();
     const unsigned min = waits ? thresholds.min_load_threads_while_unlocking : thresholds.min_load_threads;
     const char* const when = waits ? " on tmpfs while pages of an earlier load are being unlocked" : "";
-    constexpr auto text = "{} threads read, and page-locking meanwhile pays off with fewer than {}{}";
+    constexpr auto text = "{} threads can read, and page-locking meanwhile pays off with fewer than {}{}";
     transfer_plan plan = only(staged, fmt::format(text, load.threads, min, when));
     if (load.threads < min) plan.parts.insert(plan.parts.begin(), copied);
     return plan;

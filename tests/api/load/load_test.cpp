@@ -366,7 +366,8 @@ TEST_CASE("load: destinations that overlap are refused before anything is writte
                                                       {.name = "empty", .destination = memory.data() + a}},
                           device::host());
     };
-    for (const auto& [a, b] : {std::pair(0, 0), std::pair(0, 99), std::pair(99, 0)}) {
+    const std::vector<std::pair<std::size_t, std::size_t>> overlapping{{0, 0}, {0, 99}, {99, 0}};
+    for (const auto& [a, b] : overlapping) {
         CHECK_THROWS_WITH_AS(load(a, b), doctest::Contains("overlap"), invalid_argument);
         CHECK(std::ranges::count(memory, std::byte{}) == 200);
     }
