@@ -14,6 +14,11 @@ import numpy as np
 import pinflow
 from test_pinflow import ROWS, Folder, numbered, run_python
 
+try:
+    import torch
+except ImportError:
+    torch = None
+
 
 class Rows:
     """Each row has its number three times."""
@@ -350,6 +355,27 @@ class LoaderTest(Folder):
             done = run_python(code)
             self.assertEqual((done.returncode, done.stderr), (0, ""))
 
+
+    def test_tables_of_rows_that_are_no_numbers_are_refused(self):
+        for name, rows in (("dates", np.arange(3).astype("M8[s]")), ("text", np.array(["ab", "c"]))):
+            for given in (self.saved(f"{name}.npy", rows), rows):
+                with self.assertRaisesRegex(pinflow.InvalidArgument, "cannot be exchanged"):
+                    pinflow.RowTable(given, device="host")
+        table = pinflow.RowTable(np.zeros((3, 2), "u1"), device="host")
+        with self.assertRaises(pinflow.InvalidArgument):
+            table.scatter([0], [[1, 300]])
+
+    @unittest.skipUnless(torch, "PyTorch is not installed")
+    def test_tensors_that_require_gradients_are_rows_and_weights(self):
+        table = pinflow.RowTable(np.zeros((3, 2), "f4"), device="host")
+        table.scatter([1], torch.ones(1, 2, requires_grad=True))
+        out = torch.nn.Parameter(torch.zeros(1, 2))
+        table.gather([1], out)
+        self.assertEqual(out.tolist(), [[1, 1]])
+        for kind in (torch.float32, torch.bfloat16):
+            weights = torch.tensor([0, 1, 0], dtype=kind, requires_grad=True)
+            loader = pinflow.Loader(np.arange(3), order="weighted", weights=weights, device="host")
+            self.assertEqual({int(each) for (x,) in loader for each in x.numpy()}, {1})
 
     def test_a_thread_in_a_load_or_save_when_python_ends_prints_nothing(self):
         path = self.saved("a.npy")

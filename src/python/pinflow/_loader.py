@@ -6,6 +6,7 @@ import json
 import numbers
 import operator
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from typing import Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
@@ -49,6 +50,9 @@ class Report:
 def _weights_of(weights: Any) -> Any:
     import numpy
 
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(weights, torch.Tensor) and weights.is_floating_point():
+        weights = weights.detach().double()  # bfloat16, and those that require gradients
     given = elements_of(weights)
     if given.ndim != 1 or given.dtype.kind not in "biuf":
         raise InvalidArgument(f"the weights of rows are numbers on one axis, not {given.dtype} of shape {given.shape}")

@@ -60,6 +60,9 @@ class RowTable:
         self._writable = writable is not None
         self._table = _native.RowTable(native_of(array, "the table's array"), writable, device_name(device))
         self._gpu = self._table.gpu
+        kind = numpy_type(self._table.dtype)
+        if self._table.dtype not in BEYOND_NUMPY and (kind.kind not in "biufc" or kind.itemsize > 16):
+            raise InvalidArgument(f"rows of {kind} cannot be exchanged with other libraries: a table has rows of numbers")
 
     @property
     def device(self) -> str:
@@ -136,7 +139,10 @@ class RowTable:
                 takes = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}.get(numpy.dtype(self.dtype).kind)
                 if given.kind not in takes if takes else not numpy.can_cast(given, self.dtype, "same_kind"):
                     raise InvalidArgument(f"rows of {given} cannot become rows of the table, whose type is {self.dtype}")
-                rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
+                try:
+                    rows = numpy.ascontiguousarray(rows, dtype=self.dtype)
+                except OverflowError as failure:
+                    raise InvalidArgument(f"rows cannot become rows of the table: {failure}") from None
             if isinstance(rows, numpy.ndarray):
                 rows = _writable(rows)
         self._table.scatter(_capsule(_numbers(ids), handle), _capsule(rows, handle), duplicates, handle)
@@ -191,6 +197,8 @@ def _capsule(tensor: Any, stream: Optional[int]) -> Any:
     """A capsule of a tensor whose data is ready for `stream`."""
     if not hasattr(tensor, "__dlpack__"):
         raise InvalidArgument(f"rows are a tensor or an array on the table's device, not {type(tensor).__name__}")
+    if getattr(tensor, "requires_grad", False):
+        tensor = tensor.detach()
     arguments = {"stream": stream} if tensor.__dlpack_device__()[0] == _CUDA else {}
     try:
         return tensor.__dlpack__(max_version=(1, 1), **arguments)
