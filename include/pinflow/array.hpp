@@ -82,8 +82,8 @@ class array_view {
 };
 
 /// An array that keeps its bytes alive: a mapping of a file, or memory. Copies share the bytes, and no array
-/// writes to them. Immutable, so thread-safe. A moved-from array has no elements: `view` and
-/// `rows` throw invalid_argument.
+/// writes to them. Immutable, so thread-safe. A moved-from array has no elements: `view` and `rows` throw
+/// invalid_argument.
 class array {
  public:
     /// Takes over host memory that holds the elements in C order.

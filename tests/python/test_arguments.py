@@ -342,6 +342,11 @@ class LoaderTest(Folder):
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             self.assertEqual(pool.map(first_row_of, arrays[:2]), [5, 0])
 
+    def check_ends_quietly(self, code):
+        for _ in range(5):
+            done = run_python(code)
+            self.assertEqual((done.returncode, done.stderr), (0, ""))
+
     def test_a_thread_in_a_loop_when_python_ends_prints_nothing(self):
         code = ("import sys, threading, numpy, pinflow\n"
                 "def loop():\n"
@@ -351,9 +356,7 @@ class LoaderTest(Folder):
                 "begun = threading.Event()\n"
                 "for _ in range(3): threading.Thread(target=loop, daemon=True).start()\n"
                 "begun.wait()\n")
-        for _ in range(5):
-            done = run_python(code)
-            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.check_ends_quietly(code)
 
 
     def test_tables_of_rows_that_are_no_numbers_are_refused(self):
@@ -391,9 +394,7 @@ class LoaderTest(Folder):
                 "for _ in range(3): threading.Thread(target=load, daemon=True).start()\n"
                 "for i in range(2): threading.Thread(target=save, args=(i,), daemon=True).start()\n"
                 "begun.wait()\n")
-        for _ in range(5):
-            done = run_python(code)
-            self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.check_ends_quietly(code)
 
 
 if __name__ == "__main__":

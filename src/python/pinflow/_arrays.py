@@ -306,14 +306,17 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
     return Array(_native.open_named(text, name), made_by)
 
 
+def working_folder() -> str:
+    """The working directory, or "" if it has been removed."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def _absolute(text: str) -> str:
     """The path or pattern, for a process with another working directory."""
-    if os.path.isabs(text):
-        return text
-    try:
-        folder = os.getcwd()
-    except OSError:  # it has been removed
-        return text
+    folder = working_folder()
     if _native.is_pattern(text):
         folder = "".join(f"[{each}]" if each in "*?[" else each for each in folder)
     return os.path.join(folder, text)

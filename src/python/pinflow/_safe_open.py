@@ -9,7 +9,7 @@ import os
 from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _native
-from ._arrays import PathLike
+from ._arrays import PathLike, working_folder
 from ._devices import load_device_name
 from ._errors import InvalidArgument, Unsupported
 from ._load import framework_of, is_name, load_with, path_texts
@@ -110,14 +110,6 @@ def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
     return 0, length, key
 
 
-def _absolute(path: str) -> str:
-    """The path, for a process with another working directory."""
-    try:
-        return os.path.join(os.getcwd(), path)
-    except OSError:  # the working directory has been removed
-        return path
-
-
 class safe_open:  # named as in safetensors, whose place it takes
     """Opens a file, or several, by their headers; tensors are loaded one by one, or in part.
 
@@ -139,7 +131,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         is_one = isinstance(filename, (str, bytes, os.PathLike))
         paths = path_texts([filename] if is_one else filename)  # type: ignore[list-item, arg-type]
         opened = _native.tensor_files(paths)
-        self._paths = [_absolute(each) for each in paths]
+        self._paths = [os.path.join(working_folder(), each) for each in paths]  # for another working directory
         listed = opened.tensors()
         self._opened: Optional[_native.TensorFiles] = opened
         self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}

@@ -45,7 +45,7 @@ class RowTable:
             if elements.dtype.kind in "biufc" and not elements.dtype.isnative:
                 raise InvalidArgument(f"rows of {elements.dtype} have another byte order than this machine: convert "
                                       f"them with astype('{elements.dtype.newbyteorder('=').str}')")
-            if elements.dtype.kind not in "biufc" or elements.dtype.itemsize > 16:
+            if not _are_numbers(elements.dtype):
                 raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
                                       "as numbers of 1, 2, 4 or 8 bytes, such as view('u1')")
             if elements.flags.writeable:
@@ -61,7 +61,7 @@ class RowTable:
         self._table = _native.RowTable(native_of(array, "the table's array"), writable, device_name(device))
         self._gpu = self._table.gpu
         kind = numpy_type(self._table.dtype)
-        if self._table.dtype not in BEYOND_NUMPY and (kind.kind not in "biufc" or kind.itemsize > 16):
+        if self._table.dtype not in BEYOND_NUMPY and not _are_numbers(kind):
             raise InvalidArgument(f"rows of {kind} cannot be exchanged with other libraries: a table has rows of numbers")
 
     @property
@@ -173,6 +173,11 @@ class RowTable:
         dtype = (getattr(torch, spelling) if spelling in BEYOND_NUMPY else
                  torch.from_numpy(numpy.empty(0, self.dtype)).dtype)
         return torch.empty(shape, dtype=dtype, device="cpu" if self.device == "host" else self.device)
+
+
+def _are_numbers(dtype: np.dtype[Any]) -> bool:
+    """Whether elements of this type can be exchanged with other libraries."""
+    return dtype.kind in "biufc" and dtype.itemsize <= 16
 
 
 def _numbers(ids: Any) -> Any:
