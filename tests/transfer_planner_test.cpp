@@ -399,12 +399,12 @@ TEST_CASE(
     const std::vector<transfer> staged{transfer::staged};
     const std::vector<transfer> both{transfer::copy_engine, transfer::staged};
     CHECK(transfers() == both);
-    load.threads = 7;
-    CHECK(transfers() == both);
     load.threads = 8;
+    CHECK(transfers() == both);
+    load.threads = 9;
     CHECK(transfers() == staged);
     is_on_tmpfs = true;
-    load.threads = 7;
+    load.threads = 8;
     CHECK(transfers() == both);
     load.is_unlocking = true;
     CHECK(transfers() == staged);
@@ -413,7 +413,7 @@ TEST_CASE(
     load.threads = 3;
     CHECK(transfers() == both);
     is_on_tmpfs = false;
-    load.threads = 7;
+    load.threads = 8;
     CHECK(transfers() == both);
     is_cached = false;
     CHECK(transfers() == staged);

@@ -72,7 +72,7 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `both` if all of these hold: fewer than 8 cores or threads can read (4 if the files are on tmpfs and
+    /// `both` if all of these hold: at most 8 cores or threads can read (3 if the files are on tmpfs and
     /// pages of an earlier load are still being unlocked); 32 MiB or more can take the route `copy`; and of
     /// the sampled pages, at least three quarters are in the page cache. Otherwise `staged`.
     automatic,

@@ -19,19 +19,16 @@ constexpr std::chrono::microseconds allocation_interval{200};
 }  // namespace
 
 void load_run::allocate(const std::function<bool()>& work) {
-    // threads begin at the end if the copy engine begins at the front
-    const std::size_t count = blocks_.size();
     std::uint64_t allocated_bytes = 0;
-    for (std::size_t i = 0; i < count && !stopped_; ++i) {
-        const std::size_t index = way_.route == load_route::both && i % 2 == 1 ? count - 1 - i / 2
-                                  : way_.route == load_route::both             ? i / 2
-                                                                               : i;
+    for (std::size_t index = 0; index < blocks_.size() && !stopped_; ++index) {
         allocate_block(index);
         allocated_bytes += plan_.blocks[index].size_bytes;
         if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes, work);
     }
-    // after all allocations: while CUDA registers pages, an allocation of device memory waits
-    if (wants_pages() && !stopped_) begin_pages();
+    if (!wants_pages()) return;
+    // After all allocations: one takes five times as long beside copies, and waits while CUDA registers pages.
+    start_threads(way_.threads);
+    begin_pages();  // takes long in the first load of a process
 }
 
 /// Works or waits while more than max_ahead_bytes of the allocated memory are not filled. Returns at once if

@@ -38,7 +38,7 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       private_pages_(opened.files.size()),
       queue_(plan) {
     queue_.start(way_.route);
-    start_threads(way_.threads);
+    if (!wants_pages()) start_threads(way_.threads);
 }
 
 /// Begins to register pages. If a file cannot be mapped, all files are staged, or, if the route `copy` was

@@ -38,7 +38,7 @@ class load_run {
 
     /// Allocates all blocks. On the route `staged` to a GPU, waits so that not much more memory is allocated
     /// than filled. Meanwhile it calls `work`, which does a little at a time, until it returns false. On the
-    /// routes `copy` and `both`, begins to page-lock afterwards.
+    /// routes `copy` and `both`, starts the threads, and begins to page-lock, afterwards.
     void allocate(const std::function<bool()>& work);
     /// Waits until all is done.
     /// @throws the first error of any thread.
