@@ -89,6 +89,20 @@ class OpenTest(Folder):
         self.assertEqual(back.dtype, pairs.dtype)
         np.testing.assert_array_equal(back, pairs)
 
+    def test_rows_have_the_byte_order_of_the_array(self):
+        numbers = np.arange(24).reshape(4, 3, 2)
+        fields = np.zeros(4, [("a", ">i4"), ("b", "<f8", (2,)), ("c", [("d", ">u2")])])
+        fields["a"], fields["c"]["d"] = [1, 2, 3, 4], [5, 6, 7, 8]
+        for values in (numbers.astype(">i2"), numbers.astype(">f8"), numbers.astype(">c16"), fields):
+            np.savez(self.path("big.npz"), x=values)
+            np.savez_compressed(self.path("small.npz"), x=values)
+            for name in (self.saved("big.npy", values), self.path("big.npz"), self.path("small.npz")):
+                array = pinflow.open(name)
+                for rows, expected in ((array.rows([3, 1]), values[[3, 1]]), (array[1:3], values[1:3]),
+                                       (array[2], values[2]), (array[[0, 0]], values[[0, 0]])):
+                    self.assertEqual(rows.dtype, values.dtype, name)
+                    np.testing.assert_array_equal(rows, expected, name)
+
     def test_errors_have_the_classes_that_users_catch(self):
         with self.assertRaises(FileNotFoundError) as raised:
             pinflow.open(self.path("none.npy"))

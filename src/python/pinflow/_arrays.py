@@ -142,9 +142,9 @@ class Array:
         import numpy
 
         numbers = row_numbers(ids, len(self))
-        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=self.dtype)
+        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=self.dtype.newbyteorder("<"))  # as rows are read
         self._array.read_rows(numbers, bytes_of(out))
-        return out
+        return out.astype(self.dtype, copy=False)
 
 
 #: Types that numpy lacks, and their sizes in bytes.
