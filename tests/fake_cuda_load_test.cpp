@@ -136,12 +136,15 @@ TEST_CASE("load: pages that cannot be locked are staged, unless the route is req
         std::atomic<int> calls = 0;
         backend.lock.refuse = [&](std::span<const std::byte>, bool) { return at_once || ++calls > 1; };
         load_options options;
-        options.route = load_route::both;
-        const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
-        check_equal(loaded, model);
-        if (at_once) {
+        for (const load_route route : {load_route::both, load_route::automatic}) {
+            calls = 0;
+            options.route = route;
+            const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+            check_equal(loaded, model);
+            if (!at_once) continue;
             CHECK(loaded.report.copied_bytes == 0);
-            CHECK(loaded.report.reason.find("cudaErrorMemoryAllocation") != std::string::npos);
+            if (route == load_route::both)
+                CHECK(loaded.report.reason.find("cudaErrorMemoryAllocation") != std::string::npos);
         }
         options.route = load_route::copy;
         options.names = {"w*"};
@@ -311,8 +314,10 @@ TEST_CASE("load: a small pin budget is kept, and all bytes arrive") {
         max_locked = std::max(max_locked, locked);
         return false;
     };
-    for (int round = 0; round < 3; ++round)  // pages of the round before count until they are unlocked
+    for (int round = 0; round < 3; ++round) {  // pages of the round before count until they are unlocked
         check_equal(load_tensors(folder / "a.safetensors", backend.device(), options), model);
+        options.route = load_route::automatic;  // `copy` with two cores
+    }
     detail::wait_for_released_pages();
     CHECK(backend.lock.locked.empty());
     CHECK(max_locked > 0);

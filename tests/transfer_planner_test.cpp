@@ -385,6 +385,7 @@ TEST_CASE(
     bool is_cached = true;
     bool is_on_tmpfs = false;
     load_facts load{.copyable_bytes = gib,
+                    .cores = 16,
                     .threads = 4,
                     .is_in_page_cache = [&] { return is_cached; },
                     .is_on_tmpfs = [&] { return is_on_tmpfs; }};
@@ -422,6 +423,12 @@ TEST_CASE(
     CHECK(transfers() == staged);
     load.copyable_bytes = 32 * mib;
     CHECK(transfers() == both);
+    load.cores = 3;
+    CHECK(transfers() == both);
+    load.cores = 2;
+    CHECK(transfers() == std::vector<transfer>{transfer::copy_engine});
+    is_cached = false;
+    CHECK(transfers() == staged);
     load.requested = {{transfer::copy_engine}};
     CHECK_THROWS_AS(plan_load_transfer(load), unsupported);
     load.is_all_copyable = true;

@@ -112,6 +112,7 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
     transfer_plan chosen =
         plan_load_transfer({.copyable_bytes = count_copyable_bytes(plan),
                             .is_all_copyable = plan.others.empty(),
+                            .cores = static_cast<unsigned>(tbb::info::default_concurrency()),
                             .threads = options.threads == 0 ? threads : std::min(options.threads, threads),
                             .is_unlocking = is_releasing_pages(),
                             .requested = parts_of(options.route),
@@ -129,11 +130,20 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     check_enumerator(options.route, load_route::both, "load_route");
     chosen_route chosen =
         device.kind() == device_kind::host ? choose_on_host(plan) : choose_on_gpu(opened, plan, options);
-    if (chosen.route == load_route::copy) return chosen;
-    chosen.threads = options.threads != 0 ? options.threads : default_threads();
-    if (chosen.is_small) chosen.threads = 0;
+    if (chosen.is_small) return chosen;
+    const auto count = [](unsigned wanted, std::size_t units) {
+        return static_cast<unsigned>(std::min<std::size_t>(wanted, units));
+    };
+    const unsigned threads = options.threads != 0 ? options.threads : default_threads();
     const std::size_t units = plan.copyable.size() + plan.others.size();
-    chosen.threads = static_cast<unsigned>(std::min<std::size_t>(chosen.threads, units));
+    chosen.threads_without_pages = count(threads, units);
+    if (chosen.route == load_route::copy) {
+        chosen.threads = count(threads, plan.others.size());
+    } else if (chosen.route == load_route::both && options.threads == 0) {
+        chosen.threads = count(std::max(threads - 1, 1U), units);  // a core is left for page-locking
+    } else {
+        chosen.threads = chosen.threads_without_pages;
+    }
     return chosen;
 }
 

@@ -52,18 +52,19 @@ void load_run::begin_pages() {
         way_.route = load_route::staged;
         way_.reason = "the files cannot be mapped";
         queue_.stop_copies();
-        start_threads(way_.threads);  // threads that the system refused to start before
+        start_threads(way_.threads_without_pages);
     }
 }
 
 // ---- threads ---------------------------------------------------------------------------------------------
 
-/// Starts the first of `count` threads, which starts the others, so that the caller does not wait for them.
+/// Starts threads until `count` are running: the first one, which starts the others, so that the caller does
+/// not wait for them.
 /// @throws system_failure if no thread could be started and the copy engine does not take their work.
 void load_run::start_threads(unsigned count) {
     {
         const std::scoped_lock lock(mutex_);
-        wanted_threads_ = count;
+        wanted_threads_ = started_threads_ - running_ + count;
     }
     try {
         start_thread();
@@ -73,7 +74,7 @@ void load_run::start_threads(unsigned count) {
     }
 }
 
-/// Starts one thread, unless there are as many as wanted.
+/// Starts one thread, unless as many as wanted have been started.
 void load_run::start_thread() {
     std::thread* started = nullptr;
     {
@@ -264,7 +265,7 @@ void load_run::copy_from_pages() {
             pages_reason_ = pages_->reason();
             if (options_.route == load_route::copy) pages_->require();
             queue_.stop_copies();
-            start_threads(way_.threads);  // threads that the system refused to start before
+            start_threads(way_.threads_without_pages);
             return;
         }
         // short pieces at boundaries of registrations are not for the copy engine: see link_profile.hpp

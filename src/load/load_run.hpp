@@ -99,8 +99,8 @@ class load_run {
     std::exception_ptr failure_;
     std::exception_ptr buffer_failure_;  ///< of a thread that had no staging buffers
     std::atomic<bool> stopped_ = false;
-    unsigned wanted_threads_ = 0;
-    unsigned started_threads_ = 0;
+    unsigned wanted_threads_ = 0;   ///< to start in all
+    unsigned started_threads_ = 0;  ///< also those that have ended
     unsigned running_ = 0;
     unsigned waiting_ = 0;  ///< threads that wait for a block
     std::chrono::steady_clock::time_point said_;

@@ -36,7 +36,9 @@ struct link_profile {
     double register_gbps = 28;  ///< pages in the page cache: 15 to 50, by machine; more threads gain nothing
     double stage_gbps_per_core = 5;  ///< the CPU gathers rows into staging buffers
     double max_stage_gbps = 50;
-    unsigned registering_cores = 2;  ///< one thread registers, another brings pages into the page table
+    /// One thread registers, another one brings pages into the page table. With no more cores than this, rows
+    /// wait for their pages, and loads only copy from pages.
+    unsigned registering_cores = 2;
     /// While pages are registered, three quarters of the loader's threads gather rows, but at least this
     /// many. A loader with no more threads than this uses all but one, or its only one. If all cores gather
     /// rows, registration is slower.

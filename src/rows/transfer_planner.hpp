@@ -153,6 +153,7 @@ rated_plan judge_scatter(const call_facts& call, double kernel_gbps, double stag
 struct load_facts {
     std::uint64_t copyable_bytes = 0;  ///< bytes that the copy engine can read in the pages of the files
     bool is_all_copyable = false;
+    unsigned cores = 1;
     unsigned threads = 1;       ///< that may read files
     bool is_unlocking = false;  ///< pages of earlier loads are being unlocked
     /// What the route option asks for; empty: a choice.
@@ -163,7 +164,8 @@ struct load_facts {
 };
 
 /// Plans a load. The parts of the plan are the copy engine, staged, or both: the copy engine then begins with
-/// the first units, staging with the last, until they meet.
+/// the first units, staging with the last, until they meet. What the copy engine cannot take is always
+/// staged.
 /// @throws unsupported if the copy engine alone was requested and cannot take everything.
 transfer_plan plan_load_transfer(const load_facts& load);
 
