@@ -1,6 +1,7 @@
 #include "formats/zip_member.hpp"
 
 #include <doctest/doctest.h>
+#include <zlib.h>
 
 #include <limits>
 
@@ -59,6 +60,22 @@ std::string refusal(const zip_entry& entry, std::string_view data) {
     return piecewise;
 }
 
+/// The content as zlib compresses it, where codes do not end at the edges of bytes.
+std::string deflate_with_zlib(const std::string& content, int level) {
+    ::z_stream stream{};
+    REQUIRE(::deflateInit2(&stream, level, Z_DEFLATED, -MAX_WBITS, 8, Z_DEFAULT_STRATEGY) == Z_OK);
+    std::string data(::deflateBound(&stream, static_cast<::uLong>(content.size())), '\0');
+    std::string input = content;
+    stream.next_in = reinterpret_cast<::Bytef*>(input.data());
+    stream.avail_in = static_cast<::uInt>(input.size());
+    stream.next_out = reinterpret_cast<::Bytef*>(data.data());
+    stream.avail_out = static_cast<::uInt>(data.size());
+    REQUIRE(::deflate(&stream, Z_FINISH) == Z_STREAM_END);
+    data.resize(stream.total_out);
+    ::deflateEnd(&stream);
+    return data;
+}
+
 std::string letters(std::size_t size) {
     std::string text(size, '\0');
     for (std::size_t index = 0; index < size; ++index)
@@ -81,6 +98,30 @@ TEST_CASE("zip member: the content is the same however it is cut") {
     CHECK(read_in_pieces(entry_of(fixed_codes, fixed_codes_content), fixed_codes, 4, 2) ==
           fixed_codes_content);
     CHECK(inflate(entry_of(fixed_codes, fixed_codes_content), fixed_codes) == fixed_codes_content);
+}
+
+TEST_CASE("zip member: data that zlib has compressed is the same however it is cut") {
+    std::string numbers;
+    for (unsigned i = 0; i < 3000; ++i)
+        numbers.push_back(static_cast<char>(i * i * 2654435761U >> (i % 3 + 16)));
+    for (const std::string& content :
+         {std::string(5000, '\0'), letters(2000), numbers, numbers.substr(0, 3)}) {
+        for (const int level : {1, 6, 9}) {
+            const std::string data = deflate_with_zlib(content, level);
+            const zip_entry entry = entry_of(data, content);
+            for (const std::size_t step : {1U, 2U, 3U, 7U, 257U, 1000U}) {
+                for (const std::size_t piece : {1U, 2U, 16U, 4096U}) {
+                    CAPTURE(step);
+                    CAPTURE(piece);
+                    CHECK((read_in_pieces(entry, data, step, piece) == content));
+                }
+            }
+            for (std::size_t size = 0; size < data.size(); size += 1 + data.size() / 50) {
+                const std::string truncated = data.substr(0, size);
+                CHECK_FALSE(refusal(entry_of(truncated, content), truncated).empty());
+            }
+        }
+    }
 }
 
 TEST_CASE("zip member: one inflater does several members, larger and smaller") {
