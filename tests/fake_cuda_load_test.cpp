@@ -14,52 +14,15 @@
 #include "src/core/system.hpp"
 #include "src/device/page_releaser.hpp"
 #include "src/device/pin_registry.hpp"
-#include "tests/api/load/model_files.hpp"
-#include "tests/fake_cuda_backend.hpp"
-#include "tests/fake_locker.hpp"
+#include "tests/load_backend.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Loads to a device that page-locks, which is the host under another name.
+// Loads to a device that page-locks.
 
 using namespace pinflow;
 
 namespace {
-
-class locking_backend final : public fake_cuda_backend {
- public:
-    detail::fake_locker lock;
-    std::atomic<std::uint64_t> pinned_bytes = 0;
-    std::atomic<std::uint64_t> max_pinned_bytes = 0;
-    bool has_pinned_memory = true;
-
-    std::atomic<std::size_t> copied_pieces = 0;  ///< in calls of copy_batch_to_device
-    std::mutex mutex;
-    std::vector<copy_range> batch_copies;  ///< ranges of these calls; guarded by `mutex`
-
-    detail::page_locker* locker() override { return &lock; }
-    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
-        std::vector<copy_range> pieces;
-        detail::pin_registry::process().cut(ranges, pieces);
-        copied_pieces += pieces.size();
-        {
-            const std::scoped_lock guard(mutex);
-            batch_copies.insert(batch_copies.end(), ranges.begin(), ranges.end());
-        }
-        fake_cuda_backend::copy_batch_to_device(ranges, stream);
-    }
-    std::byte* allocate_pinned(std::uint64_t size_bytes) override {
-        if (!has_pinned_memory) throw device_error("no memory can be page-locked");
-        pinned_bytes += size_bytes;
-        const std::scoped_lock guard(mutex);
-        max_pinned_bytes = std::max(max_pinned_bytes.load(), pinned_bytes.load());
-        return fake_cuda_backend::allocate_pinned(size_bytes);
-    }
-    void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept override {
-        pinned_bytes -= size_bytes;
-        fake_cuda_backend::release_pinned(data, size_bytes);
-    }
-};
 
 /// Allocations that lie side by side.
 class side_by_side final : public memory_resource {
@@ -79,41 +42,13 @@ class side_by_side final : public memory_resource {
     std::uint64_t used_ = 0;
 };
 
-/// A backend that is never destroyed: its staging buffers outlive a test.
-locking_backend& new_backend() {
-    static auto& all = *new std::vector<locking_backend*>;
-    all.push_back(new locking_backend);
-    return *all.back();
-}
-
-std::vector<model_tensor> large_model() {
-    std::vector<model_tensor> tensors;
-    for (unsigned i = 0; i < 12; ++i)
-        tensors.push_back(random_tensor("w" + std::to_string(i), dtype::of<float>(), {1'500'000 + i}));
-    for (unsigned i = 0; i < 300; ++i)
-        tensors.push_back(random_tensor("b" + std::to_string(i), dtype::of<float>(), {1 + i * 31}));
-    for (unsigned i = 0; i < 40; ++i)
-        tensors.push_back(random_tensor("m" + std::to_string(i), dtype::of<float>(), {16384}));
-    return tensors;
-}
-
-void check_equal(const loaded_tensors& loaded, const std::vector<model_tensor>& expected) {
-    REQUIRE(loaded.tensors.size() == expected.size());
-    std::size_t wrong = 0;
-    for (std::size_t i = 0; i < expected.size(); ++i) {
-        if (loaded.tensors[i].name() != expected[i].name || bytes_of(loaded.tensors[i]) != expected[i].bytes)
-            ++wrong;
-    }
-    CHECK(wrong == 0);
-}
-
 }  // namespace
 
 TEST_CASE("load: pages that are locked are copied in place, and threads stage the rest") {
     const temporary_folder folder;
     const auto model = large_model();
     write_model(folder / "a.safetensors", model);
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     for (const load_route route : {load_route::both, load_route::automatic}) {
         load_options options;
         options.route = route;
@@ -132,19 +67,16 @@ TEST_CASE("load: pages that cannot be locked are staged, unless the route is req
     const auto model = large_model();
     write_model(folder / "a.safetensors", model);
     for (const bool at_once : {true, false}) {
-        locking_backend& backend = new_backend();
+        load_backend& backend = new_backend();
         std::atomic<int> calls = 0;
         backend.lock.refuse = [&](std::span<const std::byte>, bool) { return at_once || ++calls > 1; };
         load_options options;
-        for (const load_route route : {load_route::both, load_route::automatic}) {
-            calls = 0;
-            options.route = route;
-            const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
-            check_equal(loaded, model);
-            if (!at_once) continue;
+        options.route = load_route::both;
+        const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+        check_equal(loaded, model);
+        if (at_once) {
             CHECK(loaded.report.copied_bytes == 0);
-            if (route == load_route::both)
-                CHECK(loaded.report.reason.find("cudaErrorMemoryAllocation") != std::string::npos);
+            CHECK(loaded.report.reason.find("cudaErrorMemoryAllocation") != std::string::npos);
         }
         options.route = load_route::copy;
         options.names = {"w*"};
@@ -156,7 +88,7 @@ TEST_CASE("load: pages that cannot be locked are staged, unless the route is req
 
 TEST_CASE("load: small tensors leave no run that is too short for the copy engine") {
     const temporary_folder folder;
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     // the last tensor does not fit into the units of 4 MiB before it
     for (const unsigned count : {2U, 26U, 102U, 103U, 104U, 205U, 206U}) {
         CAPTURE(count);
@@ -176,7 +108,7 @@ TEST_CASE("load: neighbours among small tensors are read by one call") {
     for (unsigned i = 0; i < 1000; ++i)
         model.push_back(random_tensor(fmt::format("w{:03}", i), dtype::of<float>(), {4, 1024}));
     write_model(folder / "a.safetensors", model);
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     load_options options;
     options.route = load_route::staged;
     std::atomic<int> reads = 0;
@@ -195,7 +127,7 @@ TEST_CASE("load: no copy crosses two allocations that lie side by side") {
     for (unsigned i = 0; i < 9; ++i)
         model.push_back(random_tensor("w" + std::to_string(i), dtype::of<float>(), {512, 4096}));
     write_model(folder / "a.safetensors", model);
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     const auto resource = std::make_shared<side_by_side>();
     load_options options;
     options.route = load_route::copy;
@@ -244,7 +176,7 @@ TEST_CASE(
     const temporary_folder folder;
     const auto model = large_model();
     write_model(folder / "a.safetensors", model);
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     backend.has_pinned_memory = false;
     load_options options;
     options.route = load_route::both;
@@ -265,7 +197,7 @@ TEST_CASE("load: neighbours in the file travel in at most two copies") {
     for (unsigned i = 0; i < 64; ++i)
         model.push_back(random_tensor("m" + std::to_string(i), dtype::of<float>(), {16384}));
     write_model(folder / "a.safetensors", model);
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     load_options options;
     options.route = load_route::copy;
     const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
@@ -302,7 +234,7 @@ TEST_CASE("load: a small pin budget is kept, and all bytes arrive") {
     const temporary_folder folder;
     const auto model = large_model();
     write_model(folder / "a.safetensors", model);
-    locking_backend& backend = new_backend();
+    load_backend& backend = new_backend();
     load_options options;
     options.route = load_route::both;
     options.pin_budget_bytes = std::uint64_t{24} << 20;
@@ -314,10 +246,8 @@ TEST_CASE("load: a small pin budget is kept, and all bytes arrive") {
         max_locked = std::max(max_locked, locked);
         return false;
     };
-    for (int round = 0; round < 3; ++round) {  // pages of the round before count until they are unlocked
+    for (int round = 0; round < 3; ++round)  // pages of the round before count until they are unlocked
         check_equal(load_tensors(folder / "a.safetensors", backend.device(), options), model);
-        options.route = load_route::automatic;  // `copy` with two cores
-    }
     detail::wait_for_released_pages();
     CHECK(backend.lock.locked.empty());
     CHECK(max_locked > 0);

@@ -380,8 +380,9 @@ TEST_CASE("planner of access: mapped rows of a file are copied under the guard, 
 }
 
 TEST_CASE(
-    "planner of loads: with few threads, pages in the page cache are page-locked while the threads stage, on "
-    "tmpfs not while others are unlocked") {
+    "planner of loads: with few cores or threads, pages in the page cache are page-locked while threads "
+    "stage, "
+    "on tmpfs not while others are unlocked; two cores only page-lock") {
     bool is_cached = true;
     bool is_on_tmpfs = false;
     load_facts load{.copyable_bytes = gib,
@@ -426,7 +427,11 @@ TEST_CASE(
     load.cores = 3;
     CHECK(transfers() == both);
     load.cores = 2;
-    CHECK(transfers() == std::vector<transfer>{transfer::copy_engine});
+    const std::vector<transfer> copied{transfer::copy_engine};
+    CHECK(transfers() == copied);
+    load.cores = 1;
+    is_on_tmpfs = true;
+    CHECK(transfers() == copied);
     is_cached = false;
     CHECK(transfers() == staged);
     load.requested = {{transfer::copy_engine}};

@@ -72,10 +72,10 @@ struct tensor_request {
 
 /// How the bytes of a tensor reach a GPU.
 enum class load_route {
-    /// `staged`, unless 32 MiB or more can take the route `copy`, and of the sampled pages at least three
-    /// quarters are in the page cache. Then `copy` with one or two cores, beside which the other tensors are
-    /// staged; and `both` if at most 8 cores or threads can read (3 if the files are on tmpfs and pages of an
-    /// earlier load are still being unlocked).
+    /// With one or two cores `copy`, while tensors that cannot take it are staged. With up to 8 cores or
+    /// threads `both` (3 if the files are on tmpfs, and pages of an earlier load are still being unlocked).
+    /// With more `staged`, and also if less than 32 MiB can take the route `copy`, or if more than a quarter
+    /// of the sampled pages are not in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for contiguous
     /// bytes that need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more,
@@ -99,8 +99,8 @@ struct load_options {
     /// tensors keep their type. Only load_tensors and tensor_files::select use it.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
-    /// CPU threads that read, decode and cast. 0: one for each core, at most 14; on the route `both` one
-    /// less.
+    /// The most CPU threads that read, decode and cast. 0: one for each core, but on the route `both` one
+    /// less, and at most 14.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
     /// may outlast the call; the process waits for it before it exits.

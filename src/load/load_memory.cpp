@@ -26,7 +26,7 @@ void load_run::allocate(const std::function<bool()>& work) {
         if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes, work);
     }
     if (!wants_pages()) return;
-    // After all allocations: one takes five times as long beside copies, and waits while CUDA registers pages.
+    // After all allocations: each takes five times as long beside copies, and waits during registrations.
     start_threads(way_.threads);
     begin_pages();  // takes long in the first load of a process
 }

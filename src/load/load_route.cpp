@@ -87,9 +87,13 @@ load_route route_of_load(const transfer_plan& plan) {
     return plan.main() == transfer::copy_engine ? load_route::copy : load_route::staged;
 }
 
-/// The number of threads if the caller does not choose one.
-unsigned default_threads() {
-    return std::clamp(static_cast<unsigned>(tbb::info::default_concurrency()), 1U, max_threads);
+unsigned count_cores() {
+    return std::max(static_cast<unsigned>(tbb::info::default_concurrency()), 1U);
+}
+
+/// The number of threads if the caller does not choose one, and other work takes some of the cores.
+unsigned default_threads(unsigned busy_cores) {
+    return std::clamp(count_cores() - busy_cores, 1U, max_threads);
 }
 
 /// The route of a load to host memory.
@@ -108,11 +112,11 @@ chosen_route choose_on_host(const load_plan& plan) {
 
 /// The route of a load to a GPU.
 chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, const load_options& options) {
-    const unsigned threads = default_threads();
+    const unsigned threads = default_threads(0);
     transfer_plan chosen =
         plan_load_transfer({.copyable_bytes = count_copyable_bytes(plan),
                             .is_all_copyable = plan.others.empty(),
-                            .cores = static_cast<unsigned>(tbb::info::default_concurrency()),
+                            .cores = count_cores(),
                             .threads = options.threads == 0 ? threads : std::min(options.threads, threads),
                             .is_unlocking = is_releasing_pages(),
                             .requested = parts_of(options.route),
@@ -134,13 +138,13 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     const auto count = [](unsigned wanted, std::size_t units) {
         return static_cast<unsigned>(std::min<std::size_t>(wanted, units));
     };
-    const unsigned threads = options.threads != 0 ? options.threads : default_threads();
+    const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
     const std::size_t units = plan.copyable.size() + plan.others.size();
     chosen.threads_without_pages = count(threads, units);
     if (chosen.route == load_route::copy) {
         chosen.threads = count(threads, plan.others.size());
     } else if (chosen.route == load_route::both && options.threads == 0) {
-        chosen.threads = count(std::max(threads - 1, 1U), units);  // a core is left for page-locking
+        chosen.threads = count(default_threads(1), units);  // page-locking takes a core
     } else {
         chosen.threads = chosen.threads_without_pages;
     }

@@ -59,9 +59,8 @@ void load_run::begin_pages() {
 // ---- threads ---------------------------------------------------------------------------------------------
 
 /// Starts threads until `count` are running: the first one, which starts the others, so that the caller does
-/// not wait for them.
-/// @throws system_failure if no thread could be started and the copy engine does not take their work.
-void load_run::start_threads(unsigned count) {
+/// not wait for them. If the system refuses them, `finish` does their work.
+void load_run::start_threads(unsigned count) noexcept {
     {
         const std::scoped_lock lock(mutex_);
         wanted_threads_ = started_threads_ - running_ + count;
@@ -69,8 +68,7 @@ void load_run::start_threads(unsigned count) {
     try {
         start_thread();
     } catch (const std::exception&) {
-        const std::scoped_lock lock(mutex_);
-        if (started_threads_ == 0 && way_.route != load_route::both) throw;
+        return;
     }
 }
 
@@ -82,7 +80,7 @@ void load_run::start_thread() {
         if (stopped_ || started_threads_ >= wanted_threads_) return;
         started = &threads_.emplace_back();
         ++started_threads_;
-        ++running_;
+        max_running_ = std::max(max_running_, ++running_);
     }
     try {
         *started = system::start_thread("loads tensors", [this] { run_thread(); });
@@ -262,8 +260,8 @@ void load_run::copy_from_pages() {
             joined = 0;
             say_progress();
             if (pages_->wait_for(ranges, look_interval)) continue;
-            pages_reason_ = pages_->reason();
             if (options_.route == load_route::copy) pages_->require();
+            pages_reason_ = "the rest is staged: " + pages_->reason();
             queue_.stop_copies();
             start_threads(way_.threads_without_pages);
             return;
@@ -313,12 +311,10 @@ void load_run::finish() {
     if (way_.is_small) work_on_units();
     wait_for_threads();
     rethrow_failure();
-    if (queue_.take_for_thread() != nullptr) {
-        // every thread has ended without a staging buffer
-        if (buffer_failure_) std::rethrow_exception(buffer_failure_);
-        throw system_failure("cannot load: no thread could be started",
-                             std::make_error_code(std::errc::resource_unavailable_try_again));
-    }
+    // what is left if the system has refused threads or staging buffers, or if page-locking ended while the
+    // last threads did
+    if (!queue_.is_empty()) work_on_units();
+    if (!queue_.is_empty()) std::rethrow_exception(buffer_failure_);
     if (!is_on_host()) copies_.synchronize();
     const stream_view later = load_release_stream(device_);
     for (const std::shared_ptr<loaded_block>& each : blocks_) {
@@ -402,7 +398,7 @@ load_report load_run::report() const {
     report.copied_bytes = copied_bytes_;
     report.staged_bytes = staged_bytes_;
     report.mapped_bytes = plan_.mapped_bytes;
-    report.threads = started_threads_;
+    report.threads = max_running_;
     report.reason = is_on_host() ? way_.reason : fmt::format("{}: {}", to_string(way_.route), way_.reason);
     if (!pages_reason_.empty()) report.reason += "; " + pages_reason_;
     return report;

@@ -38,7 +38,7 @@ class load_run {
 
     /// Allocates all blocks. On the route `staged` to a GPU, waits so that not much more memory is allocated
     /// than filled. Meanwhile it calls `work`, which does a little at a time, until it returns false. On the
-    /// routes `copy` and `both`, starts the threads, and begins to page-lock, afterwards.
+    /// routes `copy` and `both`, afterwards starts the threads and begins to page-lock.
     void allocate(const std::function<bool()>& work);
     /// Waits until all is done.
     /// @throws the first error of any thread.
@@ -50,7 +50,7 @@ class load_run {
 
  private:
     void begin_pages();
-    void start_threads(unsigned count);
+    void start_threads(unsigned count) noexcept;
     void start_thread();
     void start_others() noexcept;
     void join_threads() noexcept;
@@ -102,6 +102,7 @@ class load_run {
     unsigned wanted_threads_ = 0;   ///< to start in all
     unsigned started_threads_ = 0;  ///< also those that have ended
     unsigned running_ = 0;
+    unsigned max_running_ = 0;
     unsigned waiting_ = 0;  ///< threads that wait for a block
     std::chrono::steady_clock::time_point said_;
     std::deque<std::thread> threads_;  ///< an entry is empty if its thread could not start

@@ -29,6 +29,11 @@ const load_unit* unit_queue::take_for_thread() {
     return &plan_.copyable[--end_];
 }
 
+bool unit_queue::is_empty() const {
+    const std::scoped_lock lock(mutex_);
+    return next_other_ == plan_.others.size() && front_ >= end_;
+}
+
 void unit_queue::stop_copies() {
     const std::scoped_lock lock(mutex_);
     copies_ = false;

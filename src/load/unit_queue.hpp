@@ -23,6 +23,7 @@ class unit_queue {
     bool take_front();
     /// The next unit for a thread; null if there is none.
     const load_unit* take_for_thread();
+    bool is_empty() const;
     /// Leaves the units that the copy engine has not taken to the threads.
     void stop_copies();
 

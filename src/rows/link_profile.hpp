@@ -126,7 +126,7 @@ struct link_profile {
     /// page-locking costs more than it saves.
     std::uint64_t min_pinned_bytes = 32 << 20;
     /// From this many threads on, loads only stage: registering pages at the same time gains little or
-    /// nothing (samples/bench/NOTEBOOK.md, 2026-11-29).
+    /// nothing (samples/bench/NOTEBOOK.md, "what 4 cores can do, and when threads begin").
     unsigned min_load_threads = 9;
     /// Replaces min_load_threads on tmpfs while pages of an earlier load are being unregistered, which takes
     /// cores and the driver's locks. Pages of tmpfs are registered one by one, those of other file systems in

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "pinflow/error.hpp"
+#include "pinflow/load.hpp"
+#include "src/device/pin_registry.hpp"
+#include "tests/api/load/model_files.hpp"
+#include "tests/fake_cuda_backend.hpp"
+#include "tests/fake_locker.hpp"
+
+namespace pinflow {
+
+/// A device that page-locks, which is the host under another name.
+class load_backend final : public fake_cuda_backend {
+ public:
+    detail::fake_locker lock;
+    std::atomic<std::uint64_t> pinned_bytes = 0;
+    std::atomic<std::uint64_t> max_pinned_bytes = 0;
+    bool has_pinned_memory = true;
+
+    std::atomic<std::size_t> copied_pieces = 0;  ///< in calls of copy_batch_to_device
+    std::mutex mutex;
+    std::vector<copy_range> batch_copies;  ///< ranges of these calls; guarded by `mutex`
+
+    detail::page_locker* locker() override { return &lock; }
+    void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
+        std::vector<copy_range> pieces;
+        detail::pin_registry::process().cut(ranges, pieces);
+        copied_pieces += pieces.size();
+        {
+            const std::scoped_lock guard(mutex);
+            batch_copies.insert(batch_copies.end(), ranges.begin(), ranges.end());
+        }
+        fake_cuda_backend::copy_batch_to_device(ranges, stream);
+    }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override {
+        if (!has_pinned_memory) throw device_error("no memory can be page-locked");
+        pinned_bytes += size_bytes;
+        const std::scoped_lock guard(mutex);
+        max_pinned_bytes = std::max(max_pinned_bytes.load(), pinned_bytes.load());
+        return fake_cuda_backend::allocate_pinned(size_bytes);
+    }
+    void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept override {
+        pinned_bytes -= size_bytes;
+        fake_cuda_backend::release_pinned(data, size_bytes);
+    }
+};
+
+/// A backend that is never destroyed: its staging buffers outlive a test.
+inline load_backend& new_backend() {
+    static auto& all = *new std::vector<load_backend*>;
+    all.push_back(new load_backend);
+    return *all.back();
+}
+
+/// Tensors of 6 MB, of 64 KiB, and of less than the copy engine takes.
+inline std::vector<model_tensor> large_model() {
+    std::vector<model_tensor> tensors;
+    for (unsigned i = 0; i < 12; ++i)
+        tensors.push_back(random_tensor("w" + std::to_string(i), dtype::of<float>(), {1'500'000 + i}));
+    for (unsigned i = 0; i < 300; ++i)
+        tensors.push_back(random_tensor("b" + std::to_string(i), dtype::of<float>(), {1 + i * 31}));
+    for (unsigned i = 0; i < 40; ++i)
+        tensors.push_back(random_tensor("m" + std::to_string(i), dtype::of<float>(), {16384}));
+    return tensors;
+}
+
+inline void check_equal(const loaded_tensors& loaded, const std::vector<model_tensor>& expected) {
+    REQUIRE(loaded.tensors.size() == expected.size());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < expected.size(); ++i) {
+        if (loaded.tensors[i].name() != expected[i].name || bytes_of(loaded.tensors[i]) != expected[i].bytes)
+            ++wrong;
+    }
+    CHECK(wrong == 0);
+}
+
+}  // namespace pinflow
