@@ -79,6 +79,30 @@ class OpenTest(Folder):
                 with self.assertRaises(IndexError):
                     array[key]
 
+    def test_decoded_rows_are_indexed_by_anything_that_numpy_takes(self):
+        values = np.arange(40.0).reshape(10, 4)
+        np.savez_compressed(self.path("small.npz"), x=values)
+        parts = [self.saved(f"part{i}.npy", each) for i, each in enumerate(np.array_split(values, 3))]
+        keys = [np.int8(3), np.array(4), [], [True] * 10, np.zeros((0, 2), np.int64), np.array([[1, 2], [3, -1]]), True,
+                None, np.array(True), values > 7.0, (np.array([0, 5]), [1, 2])]
+        if importlib.util.find_spec("torch"):
+            import torch
+            keys += [torch.arange(10) < 1, torch.arange(10) < 0, torch.tensor([2, 3]), torch.tensor([2]), torch.tensor(5),
+                     torch.tensor([], dtype=torch.long), (torch.tensor([7, -1]), slice(1, 3))]
+        for array in (pinflow.concatenate(parts), pinflow.open(self.path("small.npz"), "x")):
+            for key in keys:
+                np.testing.assert_array_equal(array[key], values[key], str(key))
+                self.assertEqual(array[key].shape, values[key].shape, str(key))
+
+    def test_messages_show_wrong_values_on_one_line(self):
+        wrong = np.arange(60.0).reshape(10, 6)
+        for call in (lambda: pinflow.Loader(np.zeros(3), batch=wrong), lambda: pinflow.Loader(np.zeros(3), route=wrong),
+                     lambda: pinflow.load_file("x", threads=wrong), lambda: pinflow.load_file("x", framework=wrong)):
+            with self.assertRaises(pinflow.InvalidArgument) as raised:
+                call()
+            self.assertNotIn("\n", str(raised.exception))
+            self.assertLess(len(str(raised.exception)), 200)
+
     def test_kinds_of_elements(self):
         for dtype in ("b1", "i1", ">i4", "f2", "f8", "c16", "M8[ns]", "S5", "U3"):
             values = np.zeros(4, dtype)

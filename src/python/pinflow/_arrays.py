@@ -126,25 +126,33 @@ class Array:
         first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
         if isinstance(first, slice):
             return self.rows(numpy.arange(len(self))[first])[(slice(None), *rest)]
-        if isinstance(first, (builtins.list, numpy.ndarray)):
-            chosen = numpy.asarray(first)
-            is_mask = chosen.dtype.kind == "b" and chosen.ndim == 1
-            if chosen.ndim > 0 and chosen.size > 0 and (is_mask or chosen.dtype.kind in "iu"):
-                numbers = numpy.arange(len(self))[chosen]
-                places = numpy.arange(numbers.size).reshape(numbers.shape)
-                return self.rows(numbers.reshape(-1))[(places, *rest)]
-        elif not isinstance(first, (bool, numpy.bool_)) and hasattr(first, "__index__"):
-            return self.rows(numpy.arange(len(self))[first].reshape(1))[(0, *rest)]
-        return self._numpy()[key]
+        if not _chooses_rows(first):
+            return self._numpy()[key]
+        numbers = numpy.asarray(numpy.arange(len(self))[first])
+        if numbers.ndim == 0:
+            return self.rows(numbers.reshape(1))[(0, *rest)]
+        return self.rows(numbers.reshape(-1))[(numpy.arange(numbers.size).reshape(numbers.shape), *rest)]
 
     def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
         """The rows of these numbers, from 0 on, read or copied to a new array, in this order."""
         import numpy
 
         numbers = row_numbers(ids, len(self))
-        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=self.dtype.newbyteorder("<"))  # as rows are read
+        out = numpy.empty((len(numbers), *self.shape[1:]), dtype=self.dtype.newbyteorder("<"))  # as they are read
         self._array.read_rows(numbers, bytes_of(out))
         return out.astype(self.dtype, copy=False)
+
+
+def _chooses_rows(index: Any) -> bool:
+    """Whether an index for the first axis is a whole number, whole numbers or a mask of rows."""
+    import numpy
+
+    if isinstance(index, (bool, numpy.bool_)):
+        return False  # a new axis
+    if not isinstance(index, (builtins.list, numpy.ndarray)) and not hasattr(index, "__array__"):
+        return hasattr(index, "__index__")
+    chosen = numpy.asarray(index)
+    return chosen.ndim == 1 if chosen.dtype.kind == "b" else chosen.dtype.kind in "iu"
 
 
 #: Types that numpy lacks, and their sizes in bytes.

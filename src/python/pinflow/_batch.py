@@ -153,6 +153,8 @@ class Batch:
         return self._batch.row_count
 
     def __repr__(self) -> str:
+        if not self._tensors:
+            return "<pinflow.Batch, released>"
         return f"<pinflow.Batch {self.index} of epoch {self.epoch}, {len(self)} rows>"
 
     def __getitem__(self, index: int) -> Tensor:

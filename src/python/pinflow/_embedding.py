@@ -11,7 +11,7 @@ from ._devices import device_name
 from ._embedding_inputs import check_whole, first_weights, host_ids, ids_of, import_torch, is_on_gpu, joined_ids, real_tensor
 from ._embedding_lease import EmbeddingLease, RowFormat
 from ._embedding_optimizer import embedding_optimizer
-from ._errors import AllSlotsLeased, InvalidArgument, Unsupported
+from ._errors import AllSlotsLeased, InvalidArgument, Unsupported, shown
 from ._streams import consumer_stream
 from ._train import _TYPES, _numbers
 
@@ -62,7 +62,7 @@ class EmbeddingTable:
                                       ("device_rows", device_rows, 1 << 63)):
             check_whole(argument, number, end)
         if not isinstance(optimizer, str):
-            raise InvalidArgument(f"optimizer is the name of a rule, such as 'adam', not {optimizer!r}")
+            raise InvalidArgument(f"optimizer is the name of a rule, such as 'adam', not {shown(optimizer)}")
         name = str(dtype)
         spelling = _TYPES.get(name, _SPELLINGS.get(name))
         if spelling not in _SIZES:
@@ -268,7 +268,7 @@ class EmbeddingTable:
         try:
             lr = float(lr)
         except (TypeError, ValueError):
-            raise InvalidArgument(f"lr is a number, not {lr!r}") from None
+            raise InvalidArgument(f"lr is a number, not {shown(lr)}") from None
         stream, _ = consumer_stream(None, self._gpu)
         self._table.set_rate(lr, stream)
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any, List, Optional, Tuple
 
 from ._arrays import elements_of
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, shown
 
 
 def import_torch() -> Any:
@@ -85,7 +85,7 @@ def real_tensor(array: Any) -> Any:
 
 def check_whole(name: str, number: Any, end: int) -> None:
     if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 0 <= int(number) < end:
-        raise InvalidArgument(f"{name} is a whole number from 0 to {end - 1}, not {number!r}")
+        raise InvalidArgument(f"{name} is a whole number from 0 to {end - 1}, not {shown(number)}")
 
 
 def first_weights(spec: Any) -> Tuple[str, float, float]:
@@ -96,4 +96,4 @@ def first_weights(spec: Any) -> Tuple[str, float, float]:
         if all(isinstance(each, numbers.Real) for each in (first, second)):
             return kind, float(first), float(second)
     raise InvalidArgument("weights begin as 'zeros', ('uniform', LOW, HIGH), ('normal', MEAN, DEVIATION), or as a function "
-                          f"makes them, not as {spec!r}")
+                          f"makes them, not as {shown(spec)}")

@@ -6,6 +6,12 @@ __all__ = [
 ]
 
 
+def shown(value: object) -> str:
+    """What a caller gave, for a message: on one line, at most 100 characters."""
+    text = " ".join(line.strip() for line in repr(value).splitlines())
+    return text if len(text) <= 100 else text[:97] + "..."
+
+
 class Error(Exception):
     """The base class of all exceptions of pinflow. Its text says what failed, with the path, the offset or the shape if
     there is one."""

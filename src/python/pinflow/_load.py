@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 from . import _native
 from ._arrays import Interface, PathLike, numpy_type, path_text
 from ._devices import load_device_name
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, shown
 from ._streams import consumer_stream
 from ._tensor_types import float_spelling, torch_type
 
@@ -177,7 +177,7 @@ def _names_of(names: Iterable[str]) -> List[str]:
     listed = builtins.list(names)
     for each in listed:
         if not is_name(each):
-            raise InvalidArgument(f"names is a list of names and patterns, not of {each!r}")
+            raise InvalidArgument(f"names is a list of names and patterns, not of {shown(each)}")
     return listed
 
 
@@ -185,9 +185,9 @@ def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], r
               progress: Optional[Progress] = None, report: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
     """Calls a load function of `_native`, and makes the tensors of a framework of the result."""
     if not isinstance(threads, int) or isinstance(threads, bool) or not 0 <= threads < 1 << 16:
-        raise InvalidArgument(f"threads must be a whole number from 0 to 65535, not {threads!r}")
+        raise InvalidArgument(f"threads must be a whole number from 0 to 65535, not {shown(threads)}")
     if not isinstance(route, str):
-        raise InvalidArgument(f"a route is auto, copy, staged or both, not {route!r}")
+        raise InvalidArgument(f"a route is auto, copy, staged or both, not {shown(route)}")
     if progress is not None and not callable(progress):
         raise InvalidArgument(f"progress must be a function of (bytes done, all bytes), not {type(progress).__name__}")
     if report is not None and not isinstance(report, dict):
@@ -249,7 +249,7 @@ def framework_of(wanted: Optional[str], device: str) -> str:
         return "np" if device == "host" else "dlpack"
     known = {"pt": "pt", "torch": "pt", "pytorch": "pt", "np": "np", "numpy": "np", "dlpack": "dlpack"}
     if not isinstance(wanted, str) or wanted not in known:
-        raise InvalidArgument(f"framework is 'pt', 'np' or 'dlpack', not {wanted!r}")
+        raise InvalidArgument(f"framework is 'pt', 'np' or 'dlpack', not {shown(wanted)}")
     if known[wanted] == "np" and device != "host":
         raise InvalidArgument(f"numpy arrays lie in host memory, not on {device}: load to 'cpu', or with framework='dlpack'")
     return known[wanted]

@@ -15,7 +15,7 @@ from . import _native
 from ._arrays import elements_of, row_numbers
 from ._batch import Batch, Tensor, tensors_of
 from ._devices import device_name
-from ._errors import DeviceError, Error, FormatError, InvalidArgument
+from ._errors import DeviceError, Error, FormatError, InvalidArgument, shown
 from ._sources import native_of
 from ._streams import consumer_stream
 
@@ -219,10 +219,10 @@ class Loader:
             if name == "seed":
                 most = (1 << 64) - 1
             if not _is_whole(value) or not least <= operator.index(value) <= most:
-                raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+                raise InvalidArgument(f"{name} must be a whole number from {least} to {most}, not {shown(value)}")
         for name, text in {"tail": tail, "route": route}.items():
             if not isinstance(text, str):
-                raise InvalidArgument(f"{name} is a name, not {text!r}")
+                raise InvalidArgument(f"{name} is a name, not {shown(text)}")
         self._sources = sources  # kept where the garbage collector sees them
         self._arrays = [native_of(each, f"source {number}") for number, each in enumerate(sources)]
         self._epochs = epochs
@@ -385,13 +385,13 @@ class Loader:
         if hasattr(order, "rows_at"):
             name, count = getattr(order, "name", None), getattr(order, "position_count", None)
             if not isinstance(name, str):
-                raise InvalidArgument(f"the `name` of an order is a text, not {name!r}")
+                raise InvalidArgument(f"the `name` of an order is a text, not {shown(name)}")
             if isinstance(count, bool) or not isinstance(count, numbers.Integral) or not 0 <= int(count) < 1 << 63:
-                raise InvalidArgument(f"the `position_count` of an order is a whole number of at least 0, not {count!r}")
+                raise InvalidArgument(f"the `position_count` of an order is a whole number of at least 0, not {shown(count)}")
             return _native.Order(order), int(count)
         if not hasattr(order, "__array__") and not isinstance(order, Sequence):
             raise InvalidArgument("an order is 'sequential', 'shuffled', 'windowed' or 'weighted', a list of row numbers, or "
-                                  f"an object with name, position_count and rows_at, not {order!r:.100}")
+                                  f"an object with name, position_count and rows_at, not {shown(order)}")
         numbers_of_rows = row_numbers(order, first_length)
         return _native.Order(numbers_of_rows), len(numbers_of_rows)
 

@@ -11,7 +11,7 @@ from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 from . import _native
 from ._arrays import PathLike, working_folder
 from ._devices import load_device_name
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, shown
 from ._load import framework_of, is_name, load_with, path_texts
 from ._tensor_types import FORMAT_NAMES
 
@@ -199,7 +199,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         for name, part in slices.items():
             shape = self._shape(name)
             if not isinstance(part, tuple) or len(part) != 3 or not all(_is_number(each) for each in part):
-                raise InvalidArgument(f"a slice is (axis, begin, end), not {part!r}")
+                raise InvalidArgument(f"a slice is (axis, begin, end), not {shown(part)}")
             axis, begin, end = (int(each) for each in part)
             if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
                 raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {axis}")
@@ -208,7 +208,7 @@ class safe_open:  # named as in safetensors, whose place it takes
 
     def _shape(self, name: str) -> Tuple[int, ...]:
         if not is_name(name):
-            raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {name!r}")
+            raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {shown(name)}")
         shape = self._shapes.get(name)
         if shape is None:
             self._files.check(name)  # says why

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
 from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, shown
 from ._load import DeviceTensor, Progress
 from ._streams import consumer_stream
 from ._tensor_types import FORMAT_NAMES, SPELLINGS
@@ -59,7 +59,7 @@ def _texts_of(metadata: Any) -> List[Tuple[str, str]]:
         raise InvalidArgument(f"metadata is a dict of str to str, not a {type(metadata).__name__}")
     for text in (each for item in metadata.items() for each in item):
         if not isinstance(text, str) or not _is_unicode(text):
-            raise InvalidArgument(f"metadata is a dict of str to str in valid Unicode, not of {text!r}")
+            raise InvalidArgument(f"metadata is a dict of str to str in valid Unicode, not of {shown(text)}")
     return builtins.list(metadata.items())
 
 
@@ -76,7 +76,7 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     """(name, type, shape, address), the owner of the memory, and the device."""
     torch: Any = sys.modules.get("torch")
     if not isinstance(name, str) or not _is_unicode(name):
-        raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {name!r}")
+        raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {shown(name)}")
     if torch is not None and isinstance(tensor, torch.Tensor):
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
             raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "

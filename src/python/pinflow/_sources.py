@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
 from ._arrays import Array, bytes_of, open, spelling_of, typed_elements
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -90,19 +90,19 @@ def native_of(source: Any, label: str = "") -> _native.Array:
 def _native_of_rows(source: Any, label: str) -> _native.Array:
     """The native array of a RowSource."""
     if not callable(source.read_rows):
-        raise InvalidArgument(f"read_rows of a source of rows is a method, not {source.read_rows!r}")
+        raise InvalidArgument(f"read_rows of a source of rows is a method, not {shown(source.read_rows)}")
     shape = source.shape
     if not isinstance(shape, tuple):
-        raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shape!r}")
+        raise InvalidArgument(f"the shape of a source of rows is a tuple, the row count first, not {shown(shape)}")
     for length in shape:
         if isinstance(length, bool) or not isinstance(length, Integral) or not 0 <= int(length) < 1 << 63:
             raise InvalidArgument(f"the lengths in the shape of a source of rows are whole numbers from 0 to 2**63 - 1, "
-                                  f"not {length!r}")
+                                  f"not {shown(length)}")
     try:
         spelling = spelling_of(source.dtype)
     except (TypeError, ValueError):
         raise InvalidArgument("the dtype of a source of rows is what numpy.dtype takes, or a name such as 'bfloat16', not "
-                              f"{source.dtype!r}") from None
+                              f"{shown(source.dtype)}") from None
     return _native.array_of_source(source, spelling, [int(each) for each in shape], label)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
-from ._errors import Error, InvalidArgument, SystemFailure, Unsupported
+from ._errors import Error, InvalidArgument, SystemFailure, Unsupported, shown
 from ._streams import consumer_stream
 
 _TYPES = {"torch.float32": "<f4", "torch.float64": "<f8", "torch.float16": "<f2", "torch.bfloat16": "bfloat16"}
@@ -63,12 +63,12 @@ def _numbers(settings: Dict[str, Any]) -> Dict[str, float]:
             try:
                 first, second = (float(each) for each in value)
             except (TypeError, ValueError):
-                raise InvalidArgument(f"the setting {name} must be two numbers, not {value!r}") from None
+                raise InvalidArgument(f"the setting {name} must be two numbers, not {shown(value)}") from None
             numbers.update(zip(_PAIRS[name], (first, second)))
         elif isinstance(value, (bool, int, float)) or hasattr(value, "__float__"):
             numbers[name] = float(value)
         else:
-            raise InvalidArgument(f"the setting {name} must be a number, not {value!r}")
+            raise InvalidArgument(f"the setting {name} must be a number, not {shown(value)}")
     return numbers
 
 
@@ -106,7 +106,7 @@ class FlatParameters:
             settings of a group, as torch.optim takes them. All are on one device, and contiguous float32, float64,
             float16 or bfloat16 tensors. Arithmetic and state are float32, or float64 for float64 parameters.
         rule: 'sgd', 'adagrad', 'adadelta', 'rmsprop', 'rprop', 'adam', 'adamw', 'adamax', 'nadam', 'radam', 'asgd' or
-            'sparse_adam': the rules of torch.optim.
+            'sparse_adam': the rules of torch.optim, but 'asgd' takes a new rate at once, not a step later.
         nonfinite: what a step does if a gradient is infinite or NaN: 'update' (the parameters become so, too), 'skip' (it
             changes nothing, and is counted) or 'refuse' (likewise, and `check` raises).
         master_copies: updates float32 copies of 16-bit parameters, and rounds them to the parameters.
@@ -152,7 +152,7 @@ class FlatParameters:
                 names.append(member[0] if isinstance(member, tuple) else str(len(names)))
             group["params"] = [member[1] if isinstance(member, tuple) else member for member in members]
         if rule not in _DEFAULTS:
-            raise InvalidArgument(f"there is no rule {rule!r}: there are {', '.join(_DEFAULTS)}")
+            raise InvalidArgument(f"there is no rule {shown(rule)}: there are {', '.join(_DEFAULTS)}")
         self._flat: Any = None
         torch.optim.Optimizer.__init__(self, groups, {"lr": None, **_DEFAULTS[rule], "maximize": False, **settings})
         everything = [each for group in self.param_groups for each in group["params"]]
