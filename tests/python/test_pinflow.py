@@ -89,7 +89,9 @@ class OpenTest(Folder):
             import torch
             keys += [torch.arange(10) < 1, torch.arange(10) < 0, torch.tensor([2, 3]), torch.tensor([2]), torch.tensor(5),
                      torch.tensor([], dtype=torch.long), (torch.tensor([7, -1]), slice(1, 3))]
-        for array in (pinflow.concatenate(parts), pinflow.open(self.path("small.npz"), "x")):
+        np.savez_compressed(self.path("fortran.npz"), x=np.asfortranarray(values))
+        for array in (pinflow.concatenate(parts), pinflow.open(self.path("small.npz"), "x"),
+                      pinflow.open(self.path("fortran.npz"), "x")):
             for key in keys:
                 np.testing.assert_array_equal(array[key], values[key], str(key))
                 self.assertEqual(array[key].shape, values[key].shape, str(key))

@@ -10,7 +10,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, Unsupported
 
 if TYPE_CHECKING:
     import numpy as np
@@ -121,14 +121,21 @@ class Array:
         decoded everything. But the first access to a compressed .npz member decodes all of it."""
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
+        first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
+        if not isinstance(first, slice) and not _chooses_rows(first):
+            return self._numpy()[key]
+        try:
+            return self._of_rows(first, rest)
+        except Unsupported:  # rows that are not contiguous
+            return self._numpy()[key]
+
+    def _of_rows(self, first: Any, rest: Tuple[Any, ...]) -> Any:
+        """Elements of the rows that `first` chooses."""
         import numpy
 
-        first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
-        if isinstance(first, slice):
-            return self.rows(numpy.arange(len(self))[first])[(slice(None), *rest)]
-        if not _chooses_rows(first):
-            return self._numpy()[key]
         numbers = numpy.asarray(numpy.arange(len(self))[first])
+        if isinstance(first, slice):
+            return self.rows(numbers)[(slice(None), *rest)]
         if numbers.ndim == 0:
             return self.rows(numbers.reshape(1))[(0, *rest)]
         return self.rows(numbers.reshape(-1))[(numpy.arange(numbers.size).reshape(numbers.shape), *rest)]
