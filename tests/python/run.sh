@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Installs the Python package with pip and tests it: the unit tests, the samples, and mypy --strict on the package and
-# the samples. With --wheel, also a repaired wheel, in an environment with numpy only. Exits with 77 if no Python
-# package index can be reached. PYTHON names the interpreter (python3); CUDA_ARCHITECTURES the compute capabilities to
-# build for (90; for the wheel those of samples/wheel.sh).
+# Installs the Python package with pip and tests it: the unit tests, ten seconds of comparisons with numpy, the samples,
+# and mypy --strict on the package and the samples. With --wheel, also a repaired wheel, in an environment with numpy
+# only. Exits with 77 if no Python package index can be reached. PYTHON names the interpreter (python3);
+# CUDA_ARCHITECTURES the compute capabilities to build for (90; for the wheel those of samples/wheel.sh).
 set -euo pipefail
 source "$(dirname -- "${BASH_SOURCE[0]}")/../setup.sh"
 cd "$root"
@@ -28,6 +28,7 @@ fi
 check() {
     local venv=$1
     (cd tests/python && "$venv/bin/python" -m unittest test_pinflow test_arguments test_cuda test_load test_train test_embedding)
+    "$venv/bin/python" tests/python/differential.py --seconds 10
     "$venv/bin/python" samples/python/train_digits.py samples/data
     "$venv/bin/python" samples/python/resume.py
     "$venv/bin/python" samples/python/embeddings.py
@@ -35,7 +36,7 @@ check() {
 
 say "pip install ."
 CMAKE_ARGS="${CMAKE_ARGS:-} -DCMAKE_CUDA_ARCHITECTURES=${CUDA_ARCHITECTURES:-90}" "$work/installed/bin/pip" install --quiet .
-"$work/installed/bin/pip" install --quiet numpy mypy
+"$work/installed/bin/pip" install --quiet numpy mypy h5py safetensors
 check "$work/installed"
 "$work/installed/bin/mypy" --strict -p pinflow
 "$work/installed/bin/mypy" --strict samples/python/*.py
