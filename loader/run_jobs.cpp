@@ -6,11 +6,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <functional>
 #include <mutex>
 #include <utility>
 #include <vector>
 
 #include "src/core/descriptor_cache.hpp"
+#include "src/core/read_stop.hpp"
 
 namespace pinflow::detail {
 
@@ -109,6 +111,7 @@ class job_run {
     bool read(const read_job& job, std::byte* destination, read_session& session) {
         if (pool_.stopped()) return false;  // this batch will not be delivered
         try {
+            const read_stop stop(is_stopped_);
             storage_ns_ += job.reader->read(job.ids, destination, session).count();
             return true;
         } catch (...) {
@@ -153,6 +156,7 @@ class job_run {
     }
 
     const slot_pool& pool_;
+    const std::function<bool()> is_stopped_ = [this] { return pool_.stopped(); };
     staging_buffers* buffers_;
     stream_view copies_;
     std::mutex errors_;

@@ -540,6 +540,33 @@ class SourceTest(Folder):
             np.testing.assert_array_equal(squares.numpy(), (numbers.numpy() ** 2)[:, None].repeat(3, 1))
         np.testing.assert_array_equal(np.asarray(pinflow.concatenate([self.Squares()]))[:, 0], np.arange(ROWS) ** 2)
 
+    def test_closing_a_loader_of_python_rows_waits_for_the_call_in_progress_only(self):
+        class Rows:
+            dtype, shape = "float32", (1000, 3)
+
+            def __init__(self):
+                self.calls, self.began, self.is_closing = 0, threading.Event(), threading.Event()
+
+            def read_rows(self, ids, out):
+                self.calls += 1
+                self.began.set()
+                self.is_closing.wait(30)
+                time.sleep(0.1)  # close stops the loader meanwhile: if not, there are more calls in this attempt
+
+        def calls_of_an_attempt():
+            rows = Rows()
+            loader = pinflow.Loader(rows, batch=10, device="host", threads=8)
+            taking = threading.Thread(target=lambda: self.assertRaises(pinflow.Error, next, iter(loader)))
+            taking.start()
+            rows.began.wait(30)
+            time.sleep(0.1)  # the other threads come to wait for this call
+            rows.is_closing.set()
+            loader.close()
+            taking.join()
+            return rows.calls
+
+        self.assertIn(1, (calls_of_an_attempt() for _ in range(5)))
+
     def test_a_loader_of_python_rows_has_8_slots_even_if_they_are_concatenated(self):
         parts = pinflow.concatenate([self.Squares(), self.Squares()])
         for source in (self.Squares(), parts, pinflow.stack([parts])):

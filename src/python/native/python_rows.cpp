@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/read_stop.hpp"
 #include "src/python/native/buffer.hpp"
 #include "src/python/native/errors.hpp"
 #include "src/python/native/python_owner.hpp"
@@ -68,6 +69,7 @@ class python_rows final : public row_source {
             throw invalid_argument(description_ + ": its read_rows cannot read rows of the same source");
         // one call at a time: the GIL changes hands within Python code
         const std::lock_guard lock(mutex_);
+        if (detail::read_stop::is_requested()) throw error("the loader has been closed");
         const nb::gil_scoped_acquire acquired;
         const python_callback running(source_.get());
         try {
