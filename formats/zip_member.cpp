@@ -92,6 +92,7 @@ std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destinati
     constexpr std::size_t max_at_once = std::size_t{1} << 30;
     std::size_t written = 0;
     while (written < destination.size() && !ended) {
+        // if no input is left, zlib may still hold symbols of what it has taken
         if (stream.avail_in == 0 && compressed_left_bytes > 0) {
             const auto next = std::span(piece).first(
                 static_cast<std::size_t>(std::min<std::uint64_t>(piece.size(), compressed_left_bytes)));
@@ -108,7 +109,6 @@ std::size_t zip_member_reader::inflation::inflate(std::span<std::byte> destinati
         written += room.size() - stream.avail_out;
         ended = status == Z_STREAM_END;
         if (status == Z_MEM_ERROR) throw std::bad_alloc();
-        // zlib may hold bits and bytes of input that it has taken, so it is asked even if none is left
         if (status == Z_BUF_ERROR && stream.avail_in == 0 && compressed_left_bytes == 0) {
             fail(entry, "is damaged: its compressed data is truncated after {} of {} inflated bytes",
                  stream.total_out, entry.size_bytes);

@@ -48,6 +48,7 @@ TEST_CASE("load: with one core, threads only take what the copy engine cannot") 
 }
 
 TEST_CASE("load: with one core, what cannot be page-locked is staged") {
+    REQUIRE(has_one_core);
     const temporary_folder folder;
     const auto model = large_model();
     write_model(folder / "a.safetensors", model);

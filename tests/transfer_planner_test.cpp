@@ -379,10 +379,7 @@ TEST_CASE("planner of access: mapped rows of a file are copied under the guard, 
           row_access::memory);
 }
 
-TEST_CASE(
-    "planner of loads: with few cores or threads, pages in the page cache are page-locked while threads "
-    "stage, "
-    "on tmpfs not while others are unlocked; two cores only page-lock") {
+TEST_CASE("planner of loads: few cores or threads page-lock while they stage, and two cores do not stage") {
     bool is_cached = true;
     bool is_on_tmpfs = false;
     load_facts load{.copyable_bytes = gib,

@@ -118,7 +118,10 @@ TEST_CASE("zip member: data that zlib has compressed is the same however it is c
             }
             for (std::size_t size = 0; size < data.size(); size += 1 + data.size() / 50) {
                 const std::string truncated = data.substr(0, size);
-                CHECK_FALSE(refusal(entry_of(truncated, content), truncated).empty());
+                const zip_entry cut = entry_of(truncated, content);
+                CHECK_FALSE(refusal(cut, truncated).empty());
+                for (const std::size_t step : {1U, 100U})
+                    CHECK_THROWS_AS(read_in_pieces(cut, truncated, step, 2), pinflow::format_error);
             }
         }
     }

@@ -165,11 +165,11 @@ class device_tensor {
 
 /// What a load did.
 struct load_report {
-    std::uint64_t size_bytes = 0;         ///< of all tensors, as delivered
-    std::uint64_t copied_bytes = 0;       ///< by the copy engine from pages that were page-locked in place
-    std::uint64_t staged_bytes = 0;       ///< through staging buffers, or read into memory of the host device
-    std::uint64_t mapped_bytes = 0;       ///< mapped, on the host device
-    unsigned threads = 0;                 ///< that read, decoded and cast; the calling thread is not counted
+    std::uint64_t size_bytes = 0;    ///< of all tensors, as delivered
+    std::uint64_t copied_bytes = 0;  ///< by the copy engine from pages that were page-locked in place
+    std::uint64_t staged_bytes = 0;  ///< through staging buffers, or read into memory of the host device
+    std::uint64_t mapped_bytes = 0;  ///< mapped, on the host device
+    unsigned threads = 0;  ///< the most at once that read, decoded and cast, without the calling one
     std::chrono::nanoseconds duration{};  ///< of the whole call
     std::string reason;                   ///< one sentence on how the bytes travelled, and why
 };

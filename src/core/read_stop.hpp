@@ -8,6 +8,8 @@ namespace pinflow::detail {
 /// threads wait for each other asks before it begins to read.
 class read_stop {
  public:
+    /// Whatever is read meanwhile is wanted.
+    read_stop() noexcept : outer_(current_) { current_ = nullptr; }
     /// `is_stopped` must outlive the object.
     explicit read_stop(const std::function<bool()>& is_stopped) noexcept : outer_(current_) {
         current_ = &is_stopped;

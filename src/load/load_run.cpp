@@ -80,7 +80,7 @@ void load_run::start_thread() {
         if (stopped_ || started_threads_ >= wanted_threads_) return;
         started = &threads_.emplace_back();
         ++started_threads_;
-        max_running_ = std::max(max_running_, ++running_);
+        ++running_;
     }
     try {
         *started = system::start_thread("loads tensors", [this] { run_thread(); });
@@ -103,9 +103,13 @@ void load_run::start_others() noexcept {
 }
 
 void load_run::run_thread() noexcept {
+    {
+        const std::scoped_lock lock(mutex_);
+        max_running_ = std::max(max_running_, running_);
+    }
     start_others();
     try {
-        if (!stopped_) work_on_units();
+        if (!stopped_) work_on_units([] {});
     } catch (...) {
         fail(std::current_exception());
     }
@@ -114,7 +118,7 @@ void load_run::run_thread() noexcept {
     changed_.notify_all();
 }
 
-void load_run::work_on_units() {
+void load_run::work_on_units(const std::function<void()>& after_each) {
     tensor_reader reader(opened_, plan_);
     std::optional<load_buffers> buffers;
     if (!is_on_host()) {
@@ -138,6 +142,7 @@ void load_run::work_on_units() {
             } else {
                 stage(*unit, reader, *buffers);
             }
+            after_each();
         }
     } catch (...) {
         if (buffers) copies_.synchronize();
@@ -260,6 +265,7 @@ void load_run::copy_from_pages() {
             joined = 0;
             say_progress();
             if (pages_->wait_for(ranges, look_interval)) continue;
+            if (queue_.is_empty()) return;
             if (options_.route == load_route::copy) pages_->require();
             pages_reason_ = "the rest is staged: " + pages_->reason();
             queue_.stop_copies();
@@ -308,12 +314,12 @@ void load_run::stage_here(const load_unit& unit, load_buffers& buffers) {
 
 void load_run::finish() {
     if (pages_) copy_from_pages();
-    if (way_.is_small) work_on_units();
+    if (way_.is_small) work_on_units([this] { say_progress(); });
     wait_for_threads();
     rethrow_failure();
     // what is left if the system has refused threads or staging buffers, or if page-locking ended while the
     // last threads did
-    if (!queue_.is_empty()) work_on_units();
+    if (!queue_.is_empty()) work_on_units([this] { say_progress(); });
     if (!queue_.is_empty()) std::rethrow_exception(buffer_failure_);
     if (!is_on_host()) copies_.synchronize();
     const stream_view later = load_release_stream(device_);

@@ -26,7 +26,8 @@
 namespace pinflow::detail {
 
 /// Carries out a plan. The calling thread allocates memory and enqueues the copies from page-locked pages;
-/// other threads read, decode and cast. A small load on the host device is read by the calling thread.
+/// other threads read, decode and cast. The calling thread reads small loads on the host device, and what is
+/// left if the system refuses threads.
 class load_run {
  public:
     load_run(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
@@ -55,7 +56,7 @@ class load_run {
     void start_others() noexcept;
     void join_threads() noexcept;
     void run_thread() noexcept;
-    void work_on_units();
+    void work_on_units(const std::function<void()>& after_each);
     void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
     void decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
     void fill(const load_unit& unit, tensor_reader& reader);

@@ -287,13 +287,13 @@ transfer_plan plan_load_transfer(const load_facts& load) {
     if (!load.is_in_page_cache())
         return only(staged, "the files are not in the page cache: reads are faster than page faults");
     if (load.cores <= thresholds.registering_cores)
-        return only(copied, "with one or two cores, page-locking is faster if no thread stages meanwhile");
-    const bool waits = load.is_unlocking && load.is_on_tmpfs();
-    const unsigned least = waits ? thresholds.min_load_threads_while_unlocking : thresholds.min_load_threads;
+        return only(copied, "with so few cores, page-locking is faster if no thread stages meanwhile");
+    const bool frees = load.is_unlocking && load.is_on_tmpfs();
+    const unsigned limit = frees ? thresholds.min_load_threads_while_unlocking : thresholds.min_load_threads;
     constexpr auto text = "{} cores or threads read: page-locking beside it pays off with fewer than {}{}";
-    const char* const when = waits ? " on tmpfs while pages of an earlier load are unlocked" : "";
-    transfer_plan plan = only(staged, fmt::format(text, load.threads, least, when));
-    if (load.threads < least) plan.parts.insert(plan.parts.begin(), copied);
+    const char* const when = frees ? " on tmpfs while pages of an earlier load are unlocked" : "";
+    transfer_plan plan = only(staged, fmt::format(text, load.threads, limit, when));
+    if (load.threads < limit) plan.parts.insert(plan.parts.begin(), copied);
     return plan;
 }
 

@@ -57,7 +57,7 @@ class Trial:
             flat = self.numpy.integers(0, 2, count)
         elif dtype.kind in "iu":
             limits = np.iinfo(native)
-            flat = self.numpy.integers(limits.min, limits.max, count, dtype=native)
+            flat = self.numpy.integers(limits.min, limits.max, count, dtype=native, endpoint=True)
         else:
             flat = self.numpy.standard_normal(count) * 10.0 ** self.random.randint(-2, 3)
             if dtype.kind == "c":
@@ -227,9 +227,8 @@ def take_epochs(loader, arrays, epochs):
 def try_loader(trial):
     rows, epochs, world = trial.random.choice([1, 2, 3, 10, 37, 64, 100, 257]), trial.random.randint(1, 3), 1
     arrays = [np.arange(rows), *(trial.array(trial.shape(rows)) for _ in range(trial.random.randint(0, 3)))]
-    sources = [values if trial.chance(0.2) else trial.written(f"s{i}", values.astype(values.dtype), may_transpose=False)
-               for i, values in enumerate(arrays)]
-    sources = [each.astype(each.dtype.newbyteorder("=")) if isinstance(each, np.ndarray) else each for each in sources]
+    sources = [values.astype(values.dtype.newbyteorder("=")) if trial.chance(0.2)
+               else trial.written(f"s{i}", values, may_transpose=False) for i, values in enumerate(arrays)]
     options, expected = loader_options(trial, rows)
     if trial.chance(0.5):
         world = trial.random.choice([1, 2, 3, 5])
@@ -330,7 +329,8 @@ def main():
         try:
             kinds[kind](Trial(seed, folder))
         except Exception as failure:
-            place = (kind, type(failure), traceback.extract_tb(failure.__traceback__)[-1].lineno)
+            lines = [each.lineno for each in traceback.extract_tb(failure.__traceback__) if each.name == f"try_{kind}"]
+            place = (kind, type(failure), *lines)
             if place not in failures:
                 print(f"--seed {seed}, {kind}: {type(failure).__name__}: {str(failure)[:1000]}", flush=True)
             failures.add(place)

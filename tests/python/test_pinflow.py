@@ -79,22 +79,43 @@ class OpenTest(Folder):
                 with self.assertRaises(IndexError):
                     array[key]
 
-    def test_decoded_rows_are_indexed_by_anything_that_numpy_takes(self):
+    def test_rows_that_are_read_are_indexed_by_anything_that_numpy_takes(self):
         values = np.arange(40.0).reshape(10, 4)
         np.savez_compressed(self.path("small.npz"), x=values)
+        np.savez_compressed(self.path("fortran.npz"), x=np.asfortranarray(values))
         parts = [self.saved(f"part{i}.npy", each) for i, each in enumerate(np.array_split(values, 3))]
-        keys = [np.int8(3), np.array(4), [], [True] * 10, np.zeros((0, 2), np.int64), np.array([[1, 2], [3, -1]]), True,
-                None, np.array(True), values > 7.0, (np.array([0, 5]), [1, 2])]
+        keys = [np.int8(3), [True] * 10, np.zeros((0, 2), np.int64), True, None, np.array(True), range(2, 5), [[]],
+                np.array([9, 0], np.uint64), np.s_[-2::-3], np.s_[3:100, 1]]
         if importlib.util.find_spec("torch"):
             import torch
             keys += [torch.arange(10) < 1, torch.arange(10) < 0, torch.tensor([2, 3]), torch.tensor([2]), torch.tensor(5),
                      torch.tensor([], dtype=torch.long), (torch.tensor([7, -1]), slice(1, 3))]
-        np.savez_compressed(self.path("fortran.npz"), x=np.asfortranarray(values))
         for array in (pinflow.concatenate(parts), pinflow.open(self.path("small.npz"), "x"),
                       pinflow.open(self.path("fortran.npz"), "x")):
             for key in keys:
                 np.testing.assert_array_equal(array[key], values[key], str(key))
                 self.assertEqual(array[key].shape, values[key].shape, str(key))
+            for key in (10, -11, [3, 10], np.array([-11]), [True] * 9, 1.5, 2**70):
+                with self.assertRaises(IndexError, msg=str(key)):
+                    array[key]
+
+    def test_an_index_reads_the_rows_that_it_chooses_only(self):
+        read = []
+
+        class Rows:
+            dtype, shape = "float32", (10**9, 3)
+
+            def read_rows(self, ids, out):
+                read.extend(ids)
+
+        array = pinflow.concatenate([Rows()])
+        for key, chosen in ((5, [5]), (-1, [10**9 - 1]), (slice(2, 9, 3), [2, 5, 8]), ([7, 7], [7, 7]), ([], []),
+                            (range(3), [0, 1, 2]), (np.array([[1], [-10**9]]), [1, 0])):
+            read.clear()
+            array[key]
+            self.assertEqual(read, chosen)
+        with self.assertRaises(IndexError):
+            array[10**9]
 
     def test_messages_show_wrong_values_on_one_line(self):
         wrong = np.arange(60.0).reshape(10, 6)
@@ -556,13 +577,22 @@ class SourceTest(Folder):
         def calls_of_an_attempt():
             rows = Rows()
             loader = pinflow.Loader(rows, batch=10, device="host", threads=8)
-            taking = threading.Thread(target=lambda: self.assertRaises(pinflow.Error, next, iter(loader)))
+            errors = []
+
+            def take():
+                try:
+                    next(iter(loader))
+                except pinflow.Error as error:
+                    errors.append(error)
+
+            taking = threading.Thread(target=take)
             taking.start()
-            rows.began.wait(30)
+            self.assertTrue(rows.began.wait(30))
             time.sleep(0.1)  # the other threads come to wait for this call
             rows.is_closing.set()
             loader.close()
             taking.join()
+            self.assertEqual(len(errors), 1)
             return rows.calls
 
         self.assertIn(1, (calls_of_an_attempt() for _ in range(5)))

@@ -51,6 +51,16 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
     without_gil([&] { rows->read_rows(list, memory.bytes()); });
 }
 
+/// Whether rows can be read. A compressed .npz member is decoded for that.
+bool has_rows(const opened_array& self) {
+    try {
+        without_gil([&] { static_cast<void>(self.rows()); });
+        return true;
+    } catch (const unsupported&) {
+        return false;
+    }
+}
+
 nb::dict listing_of(const array_listing& each) {
     nb::dict listed;
     listed["name"] = name_text(each.name);
@@ -83,6 +93,7 @@ void bind_arrays(nb::module_& module) {
                  without_gil([&] { elements = &self.elements(); });
                  return array_interface_of(elements->view(), true);
              })
+        .def_prop_ro("has_rows", &has_rows)
         .def("read_rows", &read_rows, nb::arg("ids"), nb::arg("out"))
         .def("__dlpack_device__", [](const opened_array&) { return dlpack_device_of(device::host()); })
         .def(

@@ -70,6 +70,7 @@ class python_rows final : public row_source {
         // one call at a time: the GIL changes hands within Python code
         const std::lock_guard lock(mutex_);
         if (detail::read_stop::is_requested()) throw error("the loader has been closed");
+        const detail::read_stop none;  // for what the Python code itself reads
         const nb::gil_scoped_acquire acquired;
         const python_callback running(source_.get());
         try {

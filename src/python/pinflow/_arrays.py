@@ -5,12 +5,13 @@ from __future__ import annotations
 import ast
 import builtins
 import importlib
+import operator
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,23 +123,19 @@ class Array:
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
         first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
-        if not isinstance(first, slice) and not _chooses_rows(first):
+        numbers = _chosen_rows(first, len(self))
+        if numbers is None or not self._array.has_rows:
             return self._numpy()[key]
-        try:
-            return self._of_rows(first, rest)
-        except Unsupported:  # rows that are not contiguous
-            return self._numpy()[key]
-
-    def _of_rows(self, first: Any, rest: Tuple[Any, ...]) -> Any:
-        """Elements of the rows that `first` chooses."""
-        import numpy
-
-        numbers = numpy.asarray(numpy.arange(len(self))[first])
-        if isinstance(first, slice):
-            return self.rows(numbers)[(slice(None), *rest)]
         if numbers.ndim == 0:
             return self.rows(numbers.reshape(1))[(0, *rest)]
-        return self.rows(numbers.reshape(-1))[(numpy.arange(numbers.size).reshape(numbers.shape), *rest)]
+        rows = self.rows(numbers.reshape(-1))
+        if isinstance(first, slice):
+            return rows[(slice(None), *rest)]
+        if numbers.ndim == 1 and not rest:
+            return rows
+        import numpy
+
+        return rows[(numpy.arange(numbers.size).reshape(numbers.shape), *rest)]
 
     def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
         """The rows of these numbers, from 0 on, read or copied to a new array, in this order."""
@@ -150,16 +147,35 @@ class Array:
         return out.astype(self.dtype, copy=False)
 
 
-def _chooses_rows(index: Any) -> bool:
-    """Whether an index for the first axis is a whole number, whole numbers or a mask of rows."""
+def _chosen_rows(index: Any, count: int) -> Any:
+    """The numbers of the rows that an index for the first axis chooses, as an array of the index's shape; None if it is
+    an index of another kind, such as a field, a new axis or a mask of several axes.
+
+    Raises:
+        IndexError: a row is out of range, or a mask has another length; numpy's.
+    """
     import numpy
 
+    if isinstance(index, slice):
+        return numpy.arange(*index.indices(count))
     if isinstance(index, (bool, numpy.bool_)):
-        return False  # a new axis
-    if not isinstance(index, (builtins.list, numpy.ndarray)) and not hasattr(index, "__array__"):
-        return hasattr(index, "__index__")
+        return None
+    if not isinstance(index, (builtins.list, numpy.ndarray)):
+        try:
+            index = numpy.array(operator.index(index))
+        except (TypeError, ValueError, RuntimeError):
+            if not hasattr(index, "__array__") and not isinstance(index, range):
+                return None
     chosen = numpy.asarray(index)
-    return chosen.ndim == 1 if chosen.dtype.kind == "b" else chosen.dtype.kind in "iu"
+    if chosen.size == 0 and isinstance(index, (builtins.list, range)):
+        chosen = chosen.astype(numpy.int64)
+    if chosen.dtype.kind not in "iub" or (chosen.dtype.kind == "b" and chosen.ndim != 1):
+        return None
+    numpy.broadcast_to(numpy.int8(0), (count,))[chosen]  # raises if a row is out of range
+    if chosen.dtype.kind == "b":
+        return numpy.flatnonzero(chosen)
+    numbers = chosen.astype(numpy.int64)
+    return numpy.where(numbers < 0, numbers + count, numbers)
 
 
 #: Types that numpy lacks, and their sizes in bytes.

@@ -66,7 +66,7 @@ class EmbeddingTable:
         name = str(dtype)
         spelling = _TYPES.get(name, _SPELLINGS.get(name))
         if spelling not in _SIZES:
-            raise Unsupported(f"weights are float32, float16 or bfloat16, not {name}")
+            raise Unsupported(f"weights are float32, float16 or bfloat16, not {shown(dtype)}")
         self._function = weights if callable(weights) else None
         kind, first, second = ("zeros", 0.0, 0.0) if callable(weights) else first_weights(weights)
         of_rule = _numbers(settings if lr is None else {"lr": lr, **settings})

@@ -202,7 +202,7 @@ class Loader:
                  memory: Optional[int] = None, stream: Any = None, slots: Optional[int] = None,
                  threads: Optional[int] = None, window: Optional[int] = None, weights: Any = None,
                  draws: Optional[int] = None) -> None:
-        if rank == "auto":
+        if isinstance(rank, str) and rank == "auto":
             if world is not None:
                 raise InvalidArgument("rank='auto' takes world from the environment, too: do not give it")
             rank, world = _native.shard_from_environment()

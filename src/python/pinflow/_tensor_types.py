@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._arrays import spelling_of
-from ._errors import InvalidArgument, Unsupported
+from ._errors import InvalidArgument, Unsupported, shown
 
 #: How the library spells the types of PyTorch.
 TORCH_TYPES = {
@@ -50,5 +50,5 @@ def float_spelling(dtype: Any) -> str:
             spelling = None
     if spelling not in ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
         raise InvalidArgument("dtype must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, little-endian, "
-                              f"not {text}")
+                              f"not {shown(dtype)}")
     return str(spelling)
