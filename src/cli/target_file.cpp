@@ -115,6 +115,10 @@ writer make_writer(const target_argument& target, std::span<const target_array> 
 }  // namespace
 
 target_argument parse_target(const std::string& text) {
+    if (text.starts_with("shm:") && !pinflow::detail::exists(text)) {
+        throw usage_error(
+            fmt::format("cannot write '{}': `pinflow pin` makes segments; './{}' is a file", text, text));
+    }
     file_and_name split = split_target(text);
     const std::optional<file_format> format = format_by_extension(split.path);
     if (!format) {
