@@ -9,19 +9,19 @@ namespace pinflow::detail {
 class read_stop {
  public:
     /// Whatever is read meanwhile is wanted.
-    read_stop() noexcept : outer_(current_) { current_ = nullptr; }
+    read_stop() noexcept : outer_(current) { current = nullptr; }
     /// `is_stopped` must outlive the object.
-    explicit read_stop(const std::function<bool()>& is_stopped) noexcept : outer_(current_) {
-        current_ = &is_stopped;
+    explicit read_stop(const std::function<bool()>& is_stopped) noexcept : outer_(current) {
+        current = &is_stopped;
     }
     read_stop(const read_stop&) = delete;
     read_stop& operator=(const read_stop&) = delete;
-    ~read_stop() { current_ = outer_; }
+    ~read_stop() { current = outer_; }
 
-    static bool is_requested() { return current_ != nullptr && (*current_)(); }
+    static bool is_requested() { return current != nullptr && (*current)(); }
 
  private:
-    static inline thread_local const std::function<bool()>* current_ = nullptr;
+    static inline thread_local const std::function<bool()>* current = nullptr;
     const std::function<bool()>* outer_;
 };
 
