@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <atomic>
 #include <filesystem>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,7 +12,6 @@
 #include "pinflow/load.hpp"
 #include "src/core/system.hpp"
 #include "src/device/page_releaser.hpp"
-#include "src/device/pin_registry.hpp"
 #include "tests/load_backend.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"

@@ -20,7 +20,7 @@
 
 namespace pinflow {
 
-/// A device that page-locks, which is the host under another name.
+/// A device that page-locks, which is the host under another name. Records what loads copy and page-lock.
 class load_backend final : public fake_cuda_backend {
  public:
     detail::fake_locker lock;

@@ -227,7 +227,7 @@ std::vector<conversion> plan(const convert_arguments& arguments,
     std::vector<conversion> conversions;
     for (const array_listing& each : listed) {
         if (!each.dtype) {
-            throw unsupported(fmt::format("cannot convert {}: {}; choose arrays as '{}:NAME'",
+            throw unsupported(fmt::format("cannot convert {}: {}; choose one array as '{}:NAME'",
                                           named(source, each.name), each.reason, source.path));
         }
         conversions.push_back(plan_one(arguments, each.name, each.name, *each.dtype, each.shape));

@@ -70,7 +70,7 @@ class Trial:
         return np.dtype(fields, align=self.chance(0.3))
 
     def records(self, shape, dtype):
-        """Bytes that are valid for every type of fields: texts of ASCII letters, and numbers of small digits."""
+        """Values that every type of a field can hold: small numbers, and texts of digits."""
         values = np.zeros(shape, dtype)
         for name in dtype.names or [None]:
             field = values if name is None else values[name]
