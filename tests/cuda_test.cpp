@@ -27,6 +27,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
 #include "pinflow/pin.hpp"
+#include "src/device/backend.hpp"
 #include "src/device/cuda/api.hpp"
 #include "src/device/cuda/context.hpp"
 #include "src/device/pin_registry.hpp"
@@ -345,6 +346,43 @@ TEST_CASE("cuda: a batch of copies puts every range where it belongs") {
             CHECK(to_host(memory.data(), expected.size(), stream) == expected);
         }
     }
+}
+
+TEST_CASE("cuda: a strided copy puts runs one after the other") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    const std::vector<std::byte> bytes = pattern_bytes(300'000);
+    const pinned_buffer source(bytes.size(), gpu);
+    std::memcpy(source.data(), bytes.data(), bytes.size());
+    for (const auto& [run, stride] :
+         {std::pair<std::size_t, std::size_t>{1, 3}, {64, 200}, {1001, 1003}, {4096, 8192}}) {
+        CAPTURE(run);
+        const std::size_t count = (bytes.size() - 17 - run) / stride + 1;
+        const device_buffer memory(run * count, stream);
+        gpu.backend().copy_strided_to_device({memory.data(), source.data() + 17, run, stride, count},
+                                             stream.view().native_handle());
+        std::vector<std::byte> expected;
+        for (std::size_t i = 0; i < count; ++i) {
+            const auto begin = bytes.begin() + static_cast<std::ptrdiff_t>(17 + i * stride);
+            expected.insert(expected.end(), begin, begin + static_cast<std::ptrdiff_t>(run));
+        }
+        CHECK(to_host(memory.data(), expected.size(), stream) == expected);
+    }
+    // the last run ends with the registration, the gap after it would not
+    constexpr std::size_t page = 4096;
+    const memory_region region = memory_region::anonymous(25 * page);
+    std::memcpy(region.data(), bytes.data(), region.size_bytes());
+    REQUIRE(::cudaHostRegister(region.data(), region.size_bytes(), cudaHostRegisterDefault) == cudaSuccess);
+    const device_buffer memory(13 * page, stream);
+    gpu.backend().copy_strided_to_device({memory.data(), region.data(), page, 2 * page, 13},
+                                         stream.view().native_handle());
+    const std::vector<std::byte> even_pages = to_host(memory.data(), 13 * page, stream);
+    for (std::size_t i = 0; i < 13; ++i)
+        CHECK(std::memcmp(even_pages.data() + i * page, bytes.data() + 2 * i * page, page) == 0);
+    CHECK(::cudaHostUnregister(region.data()) == cudaSuccess);
+    // no runs: nothing is copied
+    gpu.backend().copy_strided_to_device({nullptr, source.data(), 64, 200, 0}, stream.view().native_handle());
+    stream.synchronize();
 }
 
 TEST_CASE("cuda: a driver without batch copies is served by single ones") {

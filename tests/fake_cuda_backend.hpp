@@ -69,6 +69,9 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     void copy_batch_to_device(std::span<const pinflow::copy_range> ranges, void* stream) override {
         host_.copy_batch_to_device(ranges, stream);
     }
+    void copy_strided_to_device(const pinflow::detail::strided_copy& runs, void* stream) override {
+        host_.copy_strided_to_device(runs, stream);
+    }
     void add_digest(std::span<const pinflow::detail::digest_array> arrays, std::uint64_t row_count,
                     std::uint64_t* sum, void* stream) override {
         host_.add_digest(arrays, row_count, sum, stream);

@@ -14,6 +14,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/load.hpp"
 #include "src/device/pin_registry.hpp"
+#include "src/rows/link_profile.hpp"
 #include "tests/api/load/model_files.hpp"
 #include "tests/fake_cuda_backend.hpp"
 #include "tests/fake_locker.hpp"
@@ -29,6 +30,11 @@ class load_backend final : public fake_cuda_backend {
     bool has_pinned_memory = true;
 
     std::atomic<std::size_t> copied_pieces = 0;  ///< in calls of copy_batch_to_device
+    // in calls of copy_strided_to_device
+    std::atomic<std::uint64_t> strided_bytes = 0;
+    std::atomic<std::size_t> cut_strided_copies = 0;  ///< across a boundary of registrations
+    std::atomic<std::size_t> short_strided_copies = 0;
+
     std::mutex mutex;
     std::vector<copy_range> batch_copies;  ///< ranges of these calls; guarded by `mutex`
 
@@ -42,6 +48,16 @@ class load_backend final : public fake_cuda_backend {
             batch_copies.insert(batch_copies.end(), ranges.begin(), ranges.end());
         }
         fake_cuda_backend::copy_batch_to_device(ranges, stream);
+    }
+    void copy_strided_to_device(const detail::strided_copy& runs, void* stream) override {
+        const copy_range span{runs.destination, runs.source,
+                              (runs.run_count - 1) * runs.stride_bytes + runs.run_bytes};
+        std::vector<copy_range> pieces;
+        detail::pin_registry::process().cut({&span, 1}, pieces);
+        if (pieces.size() != 1) ++cut_strided_copies;
+        if (runs.size_bytes() < detail::thresholds.min_copied_bytes) ++short_strided_copies;
+        strided_bytes += runs.size_bytes();
+        fake_cuda_backend::copy_strided_to_device(runs, stream);
     }
     std::byte* allocate_pinned(std::uint64_t size_bytes) override {
         if (!has_pinned_memory) throw device_error("no memory can be page-locked");

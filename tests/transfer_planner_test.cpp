@@ -402,6 +402,12 @@ TEST_CASE("planner of loads: few cores or threads page-lock while they stage, an
     CHECK(transfers() == both);
     load.threads = 9;
     CHECK(transfers() == staged);
+    load.threads = 14;
+    load.read_rate_ratio = 0.65;
+    CHECK(transfers() == staged);
+    load.read_rate_ratio = 0.5;  // short runs
+    CHECK(transfers() == both);
+    load.read_rate_ratio = 1;
     is_on_tmpfs = true;
     load.threads = 8;
     CHECK(transfers() == both);

@@ -23,6 +23,17 @@ struct digest_array {
     std::uint64_t row_size_bytes = 0;
 };
 
+/// Runs of bytes at equal distances in host memory, which become contiguous in device memory.
+struct strided_copy {
+    std::byte* destination = nullptr;
+    const std::byte* source = nullptr;  ///< the first run
+    std::uint64_t run_bytes = 0;
+    std::uint64_t stride_bytes = 0;  ///< from one run to the next
+    std::uint64_t run_count = 0;
+
+    std::uint64_t size_bytes() const noexcept { return run_count * run_bytes; }
+};
+
 /// Operations of a device. The public classes of device.hpp, stream.hpp and buffer.hpp are thin owners over
 /// it.
 /// There is one object per device, and it lives until the process ends. Any thread may call any member.
@@ -82,12 +93,15 @@ class device_backend {
     /// Releases the memory at once: no work may use it any more.
     virtual void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
 
-    // The first four copies implement the functions of pinflow/buffer.hpp with these names and `_async`.
-    // Ranges of size 0 are ignored.
+    // The copies to and from the host, but not the strided one, implement the functions of pinflow/buffer.hpp
+    // with these names and `_async`. Ranges of size 0 are ignored.
 
     virtual void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) = 0;
     virtual void copy_to_host(std::span<std::byte> destination, const std::byte* source, void* stream) = 0;
     virtual void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) = 0;
+    /// Enqueues one copy. All bytes from the first run to the last one must be in one registration or one
+    /// pinned buffer.
+    virtual void copy_strided_to_device(const strided_copy& runs, void* stream) = 0;
     virtual void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) = 0;
     virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
                                 void* stream) = 0;

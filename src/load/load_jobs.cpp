@@ -57,6 +57,13 @@ const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name
     return by_name_;
 }
 
+const mapped_file& opened_tensors::pages_of(std::size_t file) const {
+    const std::scoped_lock lock(mapping_);
+    const auto found = pages_.find(file);
+    if (found != pages_.end()) return found->second;
+    return pages_.try_emplace(file, files[file], 0, files[file]->size_bytes()).first->second;
+}
+
 std::string name_of_files(std::span<const std::filesystem::path> paths) {
     return paths.size() == 1 ? quote(paths[0].string(), max_shown_path)
                              : fmt::format("{} files", paths.size());
@@ -177,6 +184,22 @@ byte_runs runs_of(const opened_tensors& opened, const load_job& job) {
         runs.count = 1;
     }
     return runs;
+}
+
+stored_span span_of(const opened_tensors& opened, const load_job& job, const load_piece& piece) {
+    file_position begin = position_of(opened, job);
+    if (!job.has_gaps) {
+        begin.offset_bytes += piece.begin_bytes;
+        return {begin, piece.size_bytes};
+    }
+    const byte_runs runs = runs_of(opened, job);
+    const auto offset_of = [&](std::uint64_t byte) {
+        return byte / runs.size_bytes * runs.stride_bytes + byte % runs.size_bytes;
+    };
+    const std::uint64_t first = offset_of(piece.begin_bytes);
+    const std::uint64_t last = offset_of(piece.begin_bytes + piece.size_bytes - 1);
+    begin.offset_bytes += first;
+    return {begin, last - first + 1};
 }
 
 }  // namespace pinflow::detail

@@ -39,29 +39,40 @@ std::vector<pin_range> load_pages::map_all(const opened_tensors& opened, const l
     std::vector<pin_range> ranges;
     for (const load_unit& unit : plan.copyable) {
         for (const load_piece& piece : plan.pieces_of(unit)) {
-            const file_position place = position_of(opened, plan.jobs[piece.job]);
-            auto& mapping = mappings_[place.file];
-            const auto& file = opened.files[place.file];
+            const load_job& job = plan.jobs[piece.job];
+            const stored_span span = span_of(opened, job, piece);
+            auto& mapping = mappings_[span.begin.file];
+            const auto& file = opened.files[span.begin.file];
             if (!mapping) mapping = std::make_shared<const mapped_file>(file, 0, file->size_bytes());
-            add_range(ranges, mapping, place.offset_bytes + piece.begin_bytes, piece.size_bytes);
+            const std::uint64_t max_gap_bytes =
+                job.has_gaps ? max_registered_gap_bytes() : thresholds.min_engine_bytes;
+            const auto add = [&](const stored_span& bytes, std::uint64_t) {
+                add_range(ranges, mapping, bytes, max_gap_bytes);
+            };
+            if (job.has_gaps && runs_of(opened, job).gap_bytes() > max_gap_bytes) {
+                for_each_run(opened, job, piece, add);
+            } else {
+                add(span, 0);
+            }
         }
     }
     return ranges;
 }
 
-/// Adds bytes of a file, joined with those before if there is only a small gap.
+/// Adds bytes of a file, joined with those before if the gap between them has at most `max_gap_bytes`.
 void load_pages::add_range(std::vector<pin_range>& ranges, const std::shared_ptr<const mapped_file>& mapping,
-                           std::uint64_t begin, std::uint64_t size_bytes) const {
+                           const stored_span& span, std::uint64_t max_gap_bytes) {
+    const std::uint64_t begin = span.begin.offset_bytes;
     pin_range* const last = ranges.empty() ? nullptr : &ranges.back();
     if (last != nullptr && last->owner == mapping) {
         const auto first = static_cast<std::uint64_t>(last->bytes.data() - mapping->data());
         const std::uint64_t end = first + last->bytes.size();
-        if (first <= begin && begin <= end + thresholds.min_engine_bytes) {
-            last->bytes = mapping->bytes().subspan(first, std::max(end, begin + size_bytes) - first);
+        if (first <= begin && begin <= end + max_gap_bytes) {
+            last->bytes = mapping->bytes().subspan(first, std::max(end, begin + span.size_bytes) - first);
             return;
         }
     }
-    ranges.push_back({mapping->bytes().subspan(begin, size_bytes),
+    ranges.push_back({mapping->bytes().subspan(begin, span.size_bytes),
                       quote(mapping->file()->path(), max_shown_path), mapping});
 }
 

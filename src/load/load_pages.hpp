@@ -40,8 +40,8 @@ class load_pages {
 
  private:
     std::vector<pin_range> map_all(const opened_tensors& opened, const load_plan& plan);
-    void add_range(std::vector<pin_range>& ranges, const std::shared_ptr<const mapped_file>& mapping,
-                   std::uint64_t begin, std::uint64_t size_bytes) const;
+    static void add_range(std::vector<pin_range>& ranges, const std::shared_ptr<const mapped_file>& mapping,
+                          const stored_span& span, std::uint64_t max_gap_bytes);
 
     std::vector<std::shared_ptr<const mapped_file>> mappings_;  ///< for each file
     std::optional<pinned_pages> pages_;

@@ -68,17 +68,7 @@ class planner {
             decoded_.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1, .is_decoded = true});
             plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
         } else if (job.size_bytes >= min_own_block_bytes) {
-            for (std::uint64_t begin = 0; begin < job.size_bytes;) {
-                const std::uint64_t left = job.size_bytes - begin;
-                const std::uint64_t max_bytes = max_unit_bytes(bytes_before + begin);
-                // no last piece is too short for the copy engine
-                const bool leaves_short = left > max_bytes && left - max_bytes < thresholds.min_copied_bytes;
-                const std::uint64_t size_bytes = leaves_short ? max_bytes / 2 : std::min(max_bytes, left);
-                auto& units = is_contiguous ? plan_.copyable : plan_.others;
-                units.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1});
-                plan_.pieces.push_back({.job = index, .begin_bytes = begin, .size_bytes = size_bytes});
-                begin += size_bytes;
-            }
+            add_pieces(index, is_contiguous, bytes_before);
         } else {
             small_.push_back({index, bytes_before});
         }
@@ -95,6 +85,38 @@ class planner {
     }
 
  private:
+    /// Makes units of one piece each. For a GPU, pieces of a slice consist of whole runs, or lie within one.
+    void add_pieces(std::uint32_t index, bool is_contiguous, std::uint64_t bytes_before) {
+        const load_job& job = plan_.jobs[index];
+        std::uint64_t run_bytes = job.size_bytes;
+        std::uint64_t max_staged_bytes = load_unit_bytes;
+        bool is_copied = is_contiguous;
+        bool reads_with_gaps = false;
+        if (job.has_gaps && !job.is_cast() && device_.kind() != device_kind::host) {
+            const byte_runs runs = runs_of(opened_, job);
+            run_bytes = runs.size_bytes;
+            is_copied = can_copy_runs(runs);
+            reads_with_gaps = reads_gaps(runs) && runs.stride_bytes <= load_unit_bytes;
+            if (reads_with_gaps) max_staged_bytes = load_unit_bytes / runs.stride_bytes * run_bytes;
+        }
+        for (std::uint64_t begin = 0; begin < job.size_bytes;) {
+            const std::uint64_t max_bytes = std::min(max_unit_bytes(bytes_before + begin), max_staged_bytes);
+            const std::uint64_t in_run = begin % run_bytes;
+            const bool is_within_run = in_run != 0 || run_bytes > max_bytes;
+            const std::uint64_t left = is_within_run ? run_bytes - in_run : job.size_bytes - begin;
+            // no last piece is too short for the copy engine
+            const bool leaves_short = left > max_bytes && left - max_bytes < thresholds.min_copied_bytes;
+            std::uint64_t size_bytes = leaves_short ? max_bytes / 2 : std::min(max_bytes, left);
+            if (!is_within_run) size_bytes = std::max(size_bytes / run_bytes, std::uint64_t{1}) * run_bytes;
+            auto& units = is_copied ? plan_.copyable : plan_.others;
+            units.push_back({.first_piece = plan_.pieces.size(),
+                             .piece_count = 1,
+                             .reads_gaps = reads_with_gaps && size_bytes > run_bytes});
+            plan_.pieces.push_back({.job = index, .begin_bytes = begin, .size_bytes = size_bytes});
+            begin += size_bytes;
+        }
+    }
+
     /// A job that shares a unit with others.
     struct small_job {
         std::uint32_t index;
@@ -277,8 +299,8 @@ load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, co
     planner.finish();
     const auto begin_of = [&](const load_unit& unit) {
         const load_piece& piece = plan.pieces[unit.first_piece];
-        const file_position place = position_of(opened, plan.jobs[piece.job]);
-        return std::tuple(place.file, place.offset_bytes + piece.begin_bytes);
+        const file_position place = span_of(opened, plan.jobs[piece.job], piece).begin;
+        return std::tuple(place.file, place.offset_bytes);
     };
     if (!std::ranges::is_sorted(plan.copyable, {}, begin_of)) std::ranges::sort(plan.copyable, {}, begin_of);
     return plan;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -19,7 +20,9 @@
 #include "formats/safetensors_tensor.hpp"
 #include "pinflow/formats/open.hpp"
 #include "pinflow/load.hpp"
+#include "pinflow/mapped_file.hpp"
 #include "pinflow/memory.hpp"
+#include "src/load/byte_runs.hpp"
 
 /// From opened files and requests to the pieces of work that a load consists of.
 namespace pinflow::detail {
@@ -69,10 +72,15 @@ struct opened_tensors {
     /// The indices of `stored` by name, made by the first call: a load of all tensors of one safetensors file
     /// needs none. Thread-safe.
     const std::unordered_map<std::string_view, std::size_t>& by_name() const;
+    /// The pages of a file, mapped by the first call. Thread-safe.
+    /// @throws system_failure.
+    const mapped_file& pages_of(std::size_t file) const;
 
  private:
     mutable std::once_flag by_name_made_;
     mutable std::unordered_map<std::string_view, std::size_t> by_name_;
+    mutable std::mutex mapping_;
+    mutable std::map<std::size_t, mapped_file> pages_;
 };
 
 struct file_position {
@@ -150,13 +158,7 @@ inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) 
     return shape;
 }
 
-/// The stored elements of a job: `count` runs of `size_bytes`, `stride_bytes` apart, from `first_bytes` on.
-struct byte_runs {
-    std::uint64_t count = 1;
-    std::uint64_t size_bytes = 0;
-    std::uint64_t stride_bytes = 0;
-    std::uint64_t first_bytes = 0;
-};
+/// Where the stored elements of a job lie in its tensor.
 byte_runs runs_of(const opened_tensors& opened, const load_job& job);
 
 /// A part of a tensor within a unit.
@@ -172,6 +174,7 @@ struct load_unit {
     std::size_t first_piece = 0;
     std::size_t piece_count = 0;
     bool is_decoded = false;
+    bool reads_gaps = false;  ///< one piece of whole runs, which is read with the gaps between them
 };
 
 struct load_block {
@@ -259,6 +262,26 @@ load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, co
 inline file_position position_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& stored = opened.stored[job.tensor];
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};
+}
+
+/// A piece that is not cast or decoded, in its file: from the first byte to the last one, with the gaps
+/// between its runs.
+struct stored_span {
+    file_position begin;
+    std::uint64_t size_bytes = 0;
+};
+stored_span span_of(const opened_tensors& opened, const load_job& job, const load_piece& piece);
+
+/// Calls take(stored, begin_bytes) with the bytes of each run of a piece, and where they begin in the job as
+/// delivered.
+template <typename Take>
+void for_each_run(const opened_tensors& opened, const load_job& job, load_piece piece, Take take) {
+    const std::uint64_t run_bytes = job.has_gaps ? runs_of(opened, job).size_bytes : job.size_bytes;
+    for (std::uint64_t left = piece.size_bytes; left != 0; left -= piece.size_bytes) {
+        piece.size_bytes = std::min(run_bytes - piece.begin_bytes % run_bytes, left);
+        take(span_of(opened, job, piece), piece.begin_bytes);
+        piece.begin_bytes += piece.size_bytes;
+    }
 }
 
 /// Count the mappings of loaded tensors. While there are many, plan_load maps large parts of files only.

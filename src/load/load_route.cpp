@@ -13,6 +13,7 @@
 #include "src/core/system.hpp"
 #include "src/device/page_releaser.hpp"
 #include "src/device/pin_limits.hpp"
+#include "src/rows/link_profile.hpp"
 #include "src/rows/transfer_planner.hpp"
 
 namespace pinflow::detail {
@@ -38,13 +39,12 @@ bool is_in_page_cache(const opened_tensors& opened, const load_plan& plan) {
         std::uint64_t unit_bytes = 0;
         for (const load_piece& each : plan.pieces_of(plan.copyable[i]))
             unit_bytes += each.size_bytes;
-        const file_position place = position_of(opened, plan.jobs[piece.job]);
+        const file_position place = span_of(opened, plan.jobs[piece.job], piece).begin;
         const input_file& file = *opened.files[place.file];
         const descriptor_lease lease = file.lease_descriptor();
         std::array<std::byte, 1> byte{};
         bool supported = true;
-        const auto read =
-            system::read_cached_at(lease.get(), place.offset_bytes + piece.begin_bytes, byte, supported);
+        const auto read = system::read_cached_at(lease.get(), place.offset_bytes, byte, supported);
         if (!supported) return true;  // tmpfs of older kernels
         looked_bytes += unit_bytes;
         if (!read) missing_bytes += unit_bytes;
@@ -58,13 +58,26 @@ bool is_on_tmpfs(const opened_tensors& opened, const load_plan& plan) {
     return system::is_on_tmpfs(opened.absolute_paths[position_of(opened, plan.jobs[first.job]).file]);
 }
 
-std::uint64_t count_copyable_bytes(const load_plan& plan) {
-    std::uint64_t copyable_bytes = 0;
+/// Sets copyable_bytes and read_rate_ratio.
+void measure_copyable_units(const opened_tensors& opened, const load_plan& plan, load_facts& facts) {
+    std::uint64_t cost_bytes = 0;  // contiguous bytes that a thread reads in the same time
     for (const load_unit& unit : plan.copyable) {
-        for (const load_piece& piece : plan.pieces_of(unit))
-            copyable_bytes += piece.size_bytes;
+        for (const load_piece& piece : plan.pieces_of(unit)) {
+            facts.copyable_bytes += piece.size_bytes;
+            const load_job& job = plan.jobs[piece.job];
+            if (unit.reads_gaps) {
+                cost_bytes += span_of(opened, job, piece).size_bytes;
+            } else if (job.has_gaps) {
+                const std::uint64_t runs = piece.size_bytes / runs_of(opened, job).size_bytes;
+                cost_bytes += piece.size_bytes + runs * thresholds.read_call_bytes;
+            } else {
+                cost_bytes += piece.size_bytes;
+            }
+        }
     }
-    return copyable_bytes;
+    constexpr double min_noticed = 0.9;  // a few slices among many tensors do not change the route
+    const auto copyable = static_cast<double>(facts.copyable_bytes), cost = static_cast<double>(cost_bytes);
+    if (copyable < min_noticed * cost) facts.read_rate_ratio = copyable / cost;
 }
 
 std::vector<transfer_part> parts_of(load_route route) {
@@ -113,15 +126,15 @@ chosen_route choose_on_host(const load_plan& plan) {
 /// The route of a load to a GPU.
 chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, const load_options& options) {
     const unsigned threads = default_threads(0);
-    transfer_plan chosen =
-        plan_load_transfer({.copyable_bytes = count_copyable_bytes(plan),
-                            .is_all_copyable = plan.others.empty(),
-                            .cores = count_cores(),
-                            .threads = options.threads == 0 ? threads : std::min(options.threads, threads),
-                            .is_unlocking = is_releasing_pages(),
-                            .requested = parts_of(options.route),
-                            .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
-                            .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }});
+    load_facts facts{.is_all_copyable = plan.others.empty(),
+                     .cores = count_cores(),
+                     .threads = options.threads == 0 ? threads : std::min(options.threads, threads),
+                     .is_unlocking = is_releasing_pages(),
+                     .requested = parts_of(options.route),
+                     .is_in_page_cache = [&] { return is_in_page_cache(opened, plan); },
+                     .is_on_tmpfs = [&] { return is_on_tmpfs(opened, plan); }};
+    measure_copyable_units(opened, plan, facts);
+    transfer_plan chosen = plan_load_transfer(facts);
     if (options.route != load_route::automatic)
         chosen.reason = fmt::format("the route {} was requested", to_string(options.route));
     return {.route = route_of_load(chosen), .reason = std::move(chosen.reason)};

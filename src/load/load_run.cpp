@@ -7,19 +7,14 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
-#include "src/device/copy_ranges.hpp"
-#include "src/device/pin_registry.hpp"
+#include "src/device/backend.hpp"
 #include "src/load/load_streams.hpp"
-#include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
 
 namespace {
 
-constexpr std::chrono::milliseconds look_interval{1};
 constexpr std::chrono::milliseconds progress_interval{100};
-/// Units that the copy engine takes at once.
-constexpr std::size_t max_joined_units = 16;
 
 }  // namespace
 
@@ -36,6 +31,7 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       blocks_(plan.blocks.size()),
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),
+      own_reader_(opened, plan),
       queue_(plan) {
     queue_.start(way_.route);
     if (!wants_pages()) start_threads(way_.threads);
@@ -119,7 +115,7 @@ void load_run::run_thread() noexcept {
 }
 
 void load_run::work_on_units(const std::function<void()>& after_each) {
-    tensor_reader reader(opened_, plan_);
+    tensor_reader reader(opened_, plan_, is_on_host());
     std::optional<load_buffers> buffers;
     if (!is_on_host()) {
         try {
@@ -174,6 +170,7 @@ void load_run::fill(const load_unit& unit, tensor_reader& reader) {
 }
 
 void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers) {
+    if (unit.reads_gaps) return stage_with_gaps(plan_.pieces_of(unit).front(), reader, buffers);
     load_buffer& buffer = buffers.next();
     reader.read(unit, buffer.host.data());
     std::vector<copy_range> copies;
@@ -204,6 +201,25 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
         staged_bytes_ += piece.size_bytes;
 }
 
+/// Stages runs of a slice, together with the gaps between them.
+void load_run::stage_with_gaps(const load_piece& piece, tensor_reader& reader, load_buffers& buffers) {
+    const load_job& job = plan_.jobs[piece.job];
+    const stored_span span = span_of(opened_, job, piece);
+    const byte_runs runs = runs_of(opened_, job);
+    load_buffer& buffer = buffers.next();
+    reader.read_range(span.begin.file, span.begin.offset_bytes, buffer.host.bytes().first(span.size_bytes));
+    std::byte* const target = target_of(piece);
+    if (target == nullptr) return;
+    const strided_copy copy{.destination = target,
+                            .source = buffer.host.data(),
+                            .run_bytes = runs.size_bytes,
+                            .stride_bytes = runs.stride_bytes,
+                            .run_count = piece.size_bytes / runs.size_bytes};
+    device_.backend().copy_strided_to_device(copy, copies_.native_handle());
+    buffer.copied.record(copies_);
+    staged_bytes_ += piece.size_bytes;
+}
+
 void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers) {
     const load_piece& piece = plan_.pieces_of(unit).front();
     std::byte* target = target_of(piece);
@@ -220,94 +236,6 @@ void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers
             buffer->copied.record(copies_);
             staged_bytes_ += filled.size();
         });
-}
-
-// ---- copies from pages -----------------------------------------------------------------------------------
-
-/// The copies of a unit, joined within each block.
-std::vector<copy_range> load_run::ranges_of(const load_unit& unit) const {
-    std::vector<copy_range> ranges;
-    std::optional<std::size_t> last_block;
-    for (const load_piece& piece : plan_.pieces_of(unit)) {
-        const load_job& job = plan_.jobs[piece.job];
-        const file_position place = position_of(opened_, job);
-        const copy_range next{addresses_[job.block] + job.block_offset_bytes + piece.begin_bytes,
-                              pages_->data_of(place.file) + place.offset_bytes + piece.begin_bytes,
-                              piece.size_bytes};
-        if (last_block == job.block) {
-            append_joined(ranges, next);
-        } else {
-            ranges.push_back(next);
-        }
-        last_block = job.block;
-    }
-    return ranges;
-}
-
-/// Copies from the front of the files, as pages are registered, until the threads have taken the rest.
-void load_run::copy_from_pages() {
-    std::vector<copy_range> batch;
-    std::vector<copy_range> pieces;
-    std::size_t last_block = 0;  // of the batch
-    const auto enqueue = [&] {
-        if (batch.empty()) return;
-        copy_batch_to_device_async(batch, copies_);
-        for (const copy_range& range : batch)
-            copied_bytes_ += range.size_bytes;
-        batch.clear();
-    };
-    std::size_t joined = 0;
-    while (const load_unit* const unit = queue_.front()) {
-        if (stopped_) return;
-        const std::vector<copy_range> ranges = ranges_of(*unit);
-        if (!pages_->cover(ranges)) {
-            enqueue();
-            joined = 0;
-            say_progress();
-            if (pages_->wait_for(ranges, look_interval)) continue;
-            if (queue_.is_empty()) return;
-            if (options_.route == load_route::copy) pages_->require();
-            pages_reason_ = "the rest is staged: " + pages_->reason();
-            queue_.stop_copies();
-            start_threads(way_.threads_without_pages);
-            return;
-        }
-        // short pieces at boundaries of registrations are not for the copy engine: see link_profile.hpp
-        pieces.clear();
-        pin_registry::process().cut(ranges, pieces);
-        const bool are_long = std::ranges::all_of(
-            pieces, [](const copy_range& piece) { return piece.size_bytes >= thresholds.min_copied_bytes; });
-        std::optional<load_buffers> buffers;
-        if (!are_long && options_.route != load_route::copy) {
-            try {
-                buffers.emplace(device_);
-            } catch (const error&) {
-                buffers.reset();  // without memory for staging, the copy engine takes short pieces, too
-            }
-        }
-        if (!queue_.take_front()) break;
-        if (buffers) {
-            stage_here(*unit, *buffers);
-        } else {
-            const std::span<const load_piece> of_unit = plan_.pieces_of(*unit);
-            const bool continues = !batch.empty() && block_of(of_unit.front()) == last_block;
-            if (continues) append_joined(batch, ranges.front());
-            batch.insert(batch.end(), ranges.begin() + (continues ? 1 : 0), ranges.end());
-            last_block = block_of(of_unit.back());
-        }
-        if (++joined < max_joined_units) continue;
-        enqueue();
-        joined = 0;
-        say_progress();
-    }
-    enqueue();
-}
-
-/// Stages a unit on the calling thread.
-void load_run::stage_here(const load_unit& unit, load_buffers& buffers) {
-    tensor_reader reader(opened_, plan_);
-    stage(unit, reader, buffers);
-    copies_.synchronize();
 }
 
 // ---- the end ---------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -58,11 +59,17 @@ class load_run {
     void run_thread() noexcept;
     void work_on_units(const std::function<void()>& after_each);
     void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
+    void stage_with_gaps(const load_piece& piece, tensor_reader& reader, load_buffers& buffers);
     void decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
     void fill(const load_unit& unit, tensor_reader& reader);
     void copy_from_pages();
-    void stage_here(const load_unit& unit, load_buffers& buffers);
+    bool has_short_runs(const load_unit& unit) const;
     std::vector<copy_range> ranges_of(const load_unit& unit) const;
+    static bool has_short_pieces(std::span<const copy_range> ranges);
+    void copy_short_runs(const load_unit& unit, const copy_range& span);
+    void stage_here(const load_unit& unit);
+    void stage_here(const load_piece& piece);
+    load_buffers* own_buffers();
     std::size_t block_of(const load_piece& piece) const { return plan_.jobs[piece.job].block; }
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);
@@ -91,6 +98,10 @@ class load_run {
     std::vector<std::shared_ptr<const memory_region>> private_pages_;  ///< for each file, on the host
     std::optional<load_pages> pages_;
     std::string pages_reason_;
+    // for the calling thread, which stages what is too short for the copy engine
+    std::optional<load_buffers> own_buffers_;
+    bool own_buffers_failed_ = false;
+    tensor_reader own_reader_;
     std::atomic<std::uint64_t> copied_bytes_ = 0;
     std::atomic<std::uint64_t> staged_bytes_ = 0;
 

@@ -104,6 +104,10 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
 
 [[noreturn]] void refuse_second(const std::vector<std::filesystem::path>& paths, std::string_view name,
                                 std::size_t first_file, std::size_t second_file) {
+    if (paths[first_file] == paths[second_file] && first_file != second_file)
+        throw invalid_argument(fmt::format("the file {} is given twice, so that two tensors are called {}",
+                                           quote(paths[first_file].string(), max_shown_path),
+                                           quote(name, max_label_name)));
     throw invalid_argument(fmt::format("two tensors are called {}: one of {}, one of {}",
                                        quote(name, max_label_name),
                                        quote(paths[first_file].string(), max_shown_path),

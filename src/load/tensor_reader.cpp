@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <utility>
 
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/cast.hpp"
+#include "src/core/fault_guard.hpp"
 #include "src/core/quote.hpp"
 #include "src/core/system.hpp"
 
@@ -16,14 +18,14 @@ namespace pinflow::detail {
 
 namespace {
 
-/// A system call for one more run takes as long as reading and copying this many bytes.
-constexpr std::uint64_t read_cost_bytes = 3 << 10;
 /// The largest read of runs and gaps.
 constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
 /// If the gaps are short, the kernel is asked to read ahead this many bytes of runs and gaps: storage reads a
 /// few pages as fast as one.
 constexpr std::uint64_t read_ahead_bytes = 1 << 20;
 constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
+/// Longer runs are read as fast as they are copied from pages that must be mapped first.
+constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
 /// Memory for reordering and for decoding chunks, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 
@@ -85,7 +87,6 @@ void tensor_reader::read(const load_unit& unit, std::byte* buffer) {
     }
 }
 
-/// Reads bytes of a file as they are stored.
 void tensor_reader::read_range(std::size_t file, std::uint64_t offset_bytes,
                                std::span<std::byte> destination) {
     const input_file& source = *opened_.files[file];
@@ -109,9 +110,8 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         return;
     }
     const byte_runs runs = runs_of(opened_, job);
-    // runs that are read together with their gaps are copied once more
-    const bool reads_gaps = runs.stride_bytes - runs.size_bytes + runs.size_bytes / 3 < read_cost_bytes;
-    if (!reads_gaps) return read_runs(job, begin_bytes, destination);
+    if (copies_short_runs_ && copy_runs(job, runs, begin_bytes, destination)) return;
+    if (!reads_and_drops_gaps(runs)) return read_runs(job, begin_bytes, destination);
     const std::uint64_t joined_runs = std::max<std::uint64_t>(max_joined_read_bytes / runs.stride_bytes, 1);
     while (!destination.empty()) {
         const std::uint64_t run = begin_bytes / runs.size_bytes;
@@ -139,6 +139,34 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         destination = destination.subspan(wanted);
         begin_bytes += wanted;
     }
+}
+
+/// Copies runs from the file's pages. @return false if they are better read: they are long or not in the page
+/// cache, or the file has been truncated.
+bool tensor_reader::copy_runs(const load_job& job, const byte_runs& runs, std::uint64_t begin_bytes,
+                              std::span<std::byte> destination) {
+    const file_position first = position_of(opened_, job);
+    const std::uint64_t skipped = begin_bytes % runs.size_bytes;
+    const std::uint64_t offset =
+        first.offset_bytes + begin_bytes / runs.size_bytes * runs.stride_bytes + skipped;
+    if (runs.size_bytes > max_copied_run_bytes || destination.empty()) return false;
+    // a test's hook sees reads only
+    if (!is_guarded_thread() || system::hook_is_installed()) return false;
+    std::array<std::byte, 1> byte{};
+    bool supported = true;
+    const auto cached = system::read_cached_at(descriptor_of(first.file).get(), offset, byte, supported);
+    if (supported && cached.value_or(0) == 0) return false;
+    const std::byte* const begin = opened_.pages_of(first.file).data() + offset;
+    return run_guarded([=] {
+        const std::byte* source = begin;
+        std::uint64_t part = std::min<std::uint64_t>(runs.size_bytes - skipped, destination.size());
+        for (std::uint64_t done = 0; done < destination.size();) {
+            std::memcpy(destination.data() + done, source, part);
+            source += done == 0 ? runs.stride_bytes - skipped : runs.stride_bytes;
+            done += part;
+            part = std::min<std::uint64_t>(runs.size_bytes, destination.size() - done);
+        }
+    });
 }
 
 /// Reads each run by itself.

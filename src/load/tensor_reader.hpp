@@ -36,7 +36,10 @@ class thread_descriptor {
 /// Reads elements of jobs as they are delivered: sliced and cast. For one thread.
 class tensor_reader {
  public:
-    tensor_reader(const opened_tensors& opened, const load_plan& plan) : opened_(opened), plan_(plan) {}
+    /// @param copies_short_runs whether short runs of slices are copied from the file's pages, if they are in
+    /// the page cache and the fault guard is installed. They are read otherwise.
+    tensor_reader(const opened_tensors& opened, const load_plan& plan, bool copies_short_runs = false)
+        : opened_(opened), plan_(plan), copies_short_runs_(copies_short_runs) {}
 
     /// Fills `destination` with the bytes of a job from `begin_bytes` on. The job must not be decoded. If the
     /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.
@@ -46,6 +49,10 @@ class tensor_reader {
     /// once.
     /// @throws as `read`.
     void read(const load_unit& unit, std::byte* buffer);
+
+    /// Reads bytes of a file as they are stored.
+    /// @throws data_changed, system_failure.
+    void read_range(std::size_t file, std::uint64_t offset_bytes, std::span<std::byte> destination);
 
     /// Decodes a job from its beginning to its end, unless `stopped` becomes true. Calls
     /// next_buffer(size_bytes) for memory of `piece_bytes` at most, or of one element if that is larger,
@@ -72,7 +79,8 @@ class tensor_reader {
 
  private:
     void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
-    void read_range(std::size_t file, std::uint64_t offset_bytes, std::span<std::byte> destination);
+    bool copy_runs(const load_job& job, const byte_runs& runs, std::uint64_t begin_bytes,
+                   std::span<std::byte> destination);
     void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
     const thread_descriptor& descriptor_of(std::size_t file);
     void begin_decoding(const load_job& job);
@@ -83,6 +91,7 @@ class tensor_reader {
 
     const opened_tensors& opened_;
     const load_plan& plan_;
+    bool copies_short_runs_;
     scratch_memory cast_scratch_;
     scratch_memory read_scratch_;
     std::map<std::size_t, thread_descriptor> descriptors_;  ///< of one file

@@ -125,8 +125,21 @@ struct link_profile {
     /// Unless a route was requested, loads with fewer bytes that the copy engine can take are staged:
     /// page-locking costs more than it saves.
     std::uint64_t min_pinned_bytes = 32 << 20;
+    /// Shorter runs of a slice are not for strided copies: runs of 64 bytes reach 35 GB/s, of 128 bytes 50.
+    std::uint64_t min_run_bytes = 64;
+    /// The copy engine takes a slice from registered pages only if registering costs at most as much as
+    /// registering this many times the slice's own bytes. A core registers 20 to 40 GB/s, and reads 3 GB/s in
+    /// runs of 4 KiB.
+    std::uint64_t max_registered_ratio = 4;
+    /// A system call that reads takes as long as reading this many bytes. Shorter gaps between the runs of a
+    /// slice are read, too.
+    std::uint64_t read_call_bytes = 3 << 10;
+    /// A call to register pages takes as long as registering this many bytes. Larger gaps between the runs of
+    /// a slice are not registered.
+    std::uint64_t registering_call_bytes = 1 << 20;
     /// From this many threads on, loads only stage: registering pages at the same time gains little or
-    /// nothing (samples/bench/NOTEBOOK.md, "what 4 cores can do, and when threads begin").
+    /// nothing (samples/bench/NOTEBOOK.md, "what 4 cores can do, and when threads begin"). Threads that read
+    /// slices count by their rate.
     unsigned min_load_threads = 9;
     /// Replaces min_load_threads on tmpfs while pages of an earlier load are being unregistered, which takes
     /// cores and the driver's locks. Pages of tmpfs are registered one by one, those of other file systems in

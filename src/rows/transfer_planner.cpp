@@ -39,11 +39,9 @@ void refuse_impossible(transfer how, const sample_facts& sample, const array_fac
     if (how == transfer::read && !array.has_files)
         throw unsupported(fmt::format("{} has rows with no file to read from", array.name));
     if (how == transfer::view && !sample.is_in_order)
-        throw unsupported(
-            "a view of the mapping holds rows in the order of the file, so it needs the sequential order");
-    const bool needs_mapping =
-        how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
-    if (needs_mapping && !array.is_mapped)
+        throw unsupported("a view holds rows in the order of the file, so it needs the sequential order");
+    const bool needs_map = how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
+    if (needs_map && !array.is_mapped)
         throw unsupported(fmt::format("{} {}", array.name, array.not_mapped_reason));
     if (how == transfer::view && array.extent_count != 1)
         throw unsupported(fmt::format("{} is not mapped in one piece in its delivered form", array.name));
@@ -278,22 +276,23 @@ transfer_plan plan_load_transfer(const load_facts& load) {
             "the route copy was requested, but some of the tensors must be decoded, cast or gathered, or are "
             "too short for the copy engine; request auto, staged or both instead");
     if (!requested.empty()) return {requested, std::nullopt, std::nullopt, "requested"};
-    if (load.copyable_bytes < thresholds.min_pinned_bytes) {
-        constexpr auto text =
-            "only {} can be copied from the pages of the files, and page-locking pays off from {} on";
-        return only(staged, fmt::format(text, in_binary_units(load.copyable_bytes),
-                                        in_binary_units(thresholds.min_pinned_bytes)));
-    }
+    if (load.copyable_bytes < thresholds.min_pinned_bytes)
+        return only(
+            staged,
+            fmt::format("only {} can be copied from pages, and page-locking pays off from {} on",
+                        in_binary_units(load.copyable_bytes), in_binary_units(thresholds.min_pinned_bytes)));
     if (!load.is_in_page_cache())
         return only(staged, "the files are not in the page cache: reads are faster than page faults");
     if (load.cores <= thresholds.registering_cores)
         return only(copied, "with so few cores, page-locking is faster if no thread stages meanwhile");
     const bool frees = load.is_unlocking && load.is_on_tmpfs();
     const unsigned limit = frees ? thresholds.min_load_threads_while_unlocking : thresholds.min_load_threads;
-    constexpr auto text = "{} cores or threads read: page-locking beside it pays off with fewer than {}{}";
+    const auto readers = static_cast<unsigned>(load.threads * load.read_rate_ratio);
+    constexpr auto text = "{} cores or threads read{}: page-locking beside it pays off with fewer than {}{}";
+    const auto as = readers < load.threads ? fmt::format(" slices at the rate of {}", readers) : "";
     const char* const when = frees ? " on tmpfs while pages of an earlier load are unlocked" : "";
-    transfer_plan plan = only(staged, fmt::format(text, load.threads, limit, when));
-    if (load.threads < limit) plan.parts.insert(plan.parts.begin(), copied);
+    transfer_plan plan = only(staged, fmt::format(text, load.threads, as, limit, when));
+    if (readers < limit) plan.parts.insert(plan.parts.begin(), copied);
     return plan;
 }
 

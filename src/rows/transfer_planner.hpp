@@ -154,8 +154,9 @@ struct load_facts {
     std::uint64_t copyable_bytes = 0;  ///< bytes that the copy engine can read in the pages of the files
     bool is_all_copyable = false;
     unsigned cores = 1;
-    unsigned threads = 1;       ///< that may read files
-    bool is_unlocking = false;  ///< pages of earlier loads are being unlocked
+    unsigned threads = 1;        ///< that may read files
+    double read_rate_ratio = 1;  ///< a thread's rate with the copyable bytes, divided by that of long reads
+    bool is_unlocking = false;   ///< pages of earlier loads are being unlocked
     /// What the route option asks for; empty: a choice.
     std::vector<transfer_part> requested = {};  // NOLINT(readability-redundant-member-init): g++ wants it
     // called only if the answer matters, because it takes system calls

@@ -395,6 +395,14 @@ cudaError_t copy(void* destination, const void* source, std::size_t size_bytes, 
                    [&] { return cudaMemcpyAsync(destination, source, size_bytes, kind, stream); });
 }
 
+cudaError_t copy_strided(void* destination, const void* source, std::size_t run_bytes,
+                         std::size_t stride_bytes, std::size_t count, cudaStream_t stream) noexcept {
+    return attempt("cudaMemcpy2DAsync", [&] {
+        return cudaMemcpy2DAsync(destination, run_bytes, source, stride_bytes, run_bytes, count,
+                                 cudaMemcpyHostToDevice, stream);
+    });
+}
+
 cudaError_t copy_batch(std::span<void*> destinations, std::span<const void*> sources,
                        std::span<std::size_t> sizes, cudaStream_t stream) noexcept {
     return attempt("cudaMemcpyBatchAsync", [&] {

@@ -113,6 +113,10 @@ bool is_legacy_stream(cudaStream_t stream) noexcept;
 [[nodiscard]] cudaError_t host_device_pointer(void*& device_pointer, void* data) noexcept;
 [[nodiscard]] cudaError_t copy(void* destination, const void* source, std::size_t size_bytes,
                                cudaMemcpyKind kind, cudaStream_t stream) noexcept;
+/// Copies `count` runs of `run_bytes`, `stride_bytes` apart in host memory, to contiguous device memory.
+[[nodiscard]] cudaError_t copy_strided(void* destination, const void* source, std::size_t run_bytes,
+                                       std::size_t stride_bytes, std::size_t count,
+                                       cudaStream_t stream) noexcept;
 /// Tells the kind of memory at `data`: cudaMemoryTypeUnregistered for host memory that CUDA does not know.
 [[nodiscard]] cudaError_t pointer_attributes(cudaPointerAttributes& attributes, const void* data) noexcept;
 /// The allocation or registration that `data` is in.

@@ -250,6 +250,15 @@ class backend final : public device_backend {
               "cannot copy a batch of {} ranges to cuda:{}", ranges.size(), index());
     }
 
+    void copy_strided_to_device(const strided_copy& runs, void* stream) override {
+        if (runs.size_bytes() == 0) return;
+        check(context_.run([&] {
+            return cuda::copy_strided(runs.destination, runs.source, runs.run_bytes, runs.stride_bytes,
+                                      runs.run_count, stream_of(stream));
+        }),
+              "cannot copy {} runs of {} bytes to cuda:{}", runs.run_count, runs.run_bytes, index());
+    }
+
     void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {
         // cut at the boundaries between registrations of the host's side, like copies to the device
         std::vector<copy_range> to_cut;

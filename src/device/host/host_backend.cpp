@@ -151,6 +151,13 @@ class host final : public device_backend {
             }
         });
     }
+    void copy_strided_to_device(const strided_copy& runs, void* stream) override {
+        stream_of(stream).enqueue([runs] {
+            for (std::uint64_t i = 0; i < runs.run_count; ++i)
+                std::memcpy(runs.destination + i * runs.run_bytes, runs.source + i * runs.stride_bytes,
+                            runs.run_bytes);
+        });
+    }
 
     void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,
                     void* stream) override {
