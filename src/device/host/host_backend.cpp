@@ -15,6 +15,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
+#include "src/core/error_advice.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
@@ -114,7 +115,11 @@ class host final : public device_backend {
         return !mark || mark->passed();
     }
 
-    std::byte* allocate(std::uint64_t size_bytes, void*) override { return keep(size_bytes); }
+    std::byte* allocate(std::uint64_t size_bytes, void*) override {
+        // the heap reuses memory without page faults; more memory has huge pages
+        constexpr std::uint64_t max_heap_bytes = std::uint64_t{2} << 20;
+        return keep(size_bytes < max_heap_bytes ? of_heap(size_bytes) : of_pages(size_bytes));
+    }
     void release(std::byte* data, std::uint64_t, void* stream,
                  std::span<const event> events) noexcept override {
         memory_region region = take(data);
@@ -133,7 +138,7 @@ class host final : public device_backend {
             if (!is_over) stream_of(stream).synchronize();
         }
     }
-    std::byte* allocate_pinned(std::uint64_t size_bytes) override { return keep(size_bytes); }
+    std::byte* allocate_pinned(std::uint64_t size_bytes) override { return keep(of_pages(size_bytes)); }
     void release_pinned(std::byte* data, std::uint64_t) noexcept override { static_cast<void>(take(data)); }
 
     page_locker* locker() override { return nullptr; }
@@ -240,13 +245,29 @@ class host final : public device_backend {
         stream_of(stream).enqueue([=] { std::memcpy(destination, source, size_bytes); });
     }
 
-    std::byte* keep(std::uint64_t size_bytes) {
+    static memory_region of_heap(std::uint64_t size_bytes) {
+        constexpr std::align_val_t alignment{256};
+        void* const data = ::operator new(size_bytes, alignment, std::nothrow);
+        if (data == nullptr) {
+            const auto code = std::make_error_code(std::errc::not_enough_memory);
+            throw system_failure(
+                fmt::format("cannot allocate {} bytes of memory: {}", size_bytes, described(code)), code);
+        }
+        return {static_cast<std::byte*>(data), size_bytes,
+                [](std::byte* begin, std::uint64_t, void*) noexcept { ::operator delete(begin, alignment); },
+                nullptr};
+    }
+
+    static memory_region of_pages(std::uint64_t size_bytes) {
         // smaller allocations, such as those of a row exchange's calls, skip the check because of its cost
         constexpr std::uint64_t min_checked_bytes = std::uint64_t{8} << 20;
         if (size_bytes >= min_checked_bytes)
             require_memory(size_bytes, fmt::format("cannot allocate a buffer of {} bytes", size_bytes),
                            "use smaller batches, buffers or tables, or load fewer tensors at a time");
-        memory_region region = memory_region::anonymous(size_bytes);
+        return memory_region::anonymous(size_bytes);
+    }
+
+    std::byte* keep(memory_region region) {
         std::byte* const data = region.data();
         const std::lock_guard lock(mutex_);
         regions_.emplace(data, std::move(region));
