@@ -281,6 +281,11 @@ TEST_CASE("bench: a file that is missing, and a segment instead of a file, are r
     CHECK(missing.errors.find("/nowhere/a.npy") != std::string::npos);
     cli::check_fails(2, {"bench", "load", "--device", "host", "shm:model"},
                      {"bench load takes paths of files, not the segment 'shm:model'"});
+    const temporary_folder folder;
+    const std::string file = folder / "a.npy";
+    npy_bytes::write_file(file, cli::npy("<f4", "(10, 4)", cli::counting_bytes(160)));
+    cli::check_fails(2, {"bench", "load", "--device", "host", file + ":data"},
+                     {"bench load takes whole files, not single arrays", file + ":data"});
 }
 
 TEST_CASE("bench: options that the named work does not use are noted") {

@@ -62,6 +62,8 @@ void check_load(const bench_options& options) {
     for (const std::string& each : options.load_files) {
         if (each.starts_with(segment_prefix))
             throw usage_error(fmt::format("bench load takes paths of files, not the segment '{}'", each));
+        if (!is_pattern(each) && !pinflow::detail::exists(each) && find_source(each).name)
+            throw usage_error(fmt::format("bench load takes whole files, not single arrays: '{}'", each));
     }
     static_cast<void>(tensor_files(paths_of(options)));
 }

@@ -250,15 +250,20 @@ bool same_file(const std::string& a, const std::string& b) {
     return std::filesystem::equivalent(a, b, ignored);
 }
 
-/// If OUT has a NAME, or IN:NAME is written to its own file, checks that no other array of the existing file
-/// is lost: the new file replaces it as a whole. Also refuses an OUT that the pattern IN matches.
-/// @throws invalid_argument if an array would be lost, or if the pattern matches.
-void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
+/// Refuses an OUT that the pattern IN matches.
+/// @throws invalid_argument.
+void refuse_matching_target(const source_argument& source, const target_argument& target) {
     if (source.is_pattern() && pinflow::detail::pattern_covers(source.path, target.path)) {
         throw invalid_argument(fmt::format(
             "cannot write '{}': the pattern '{}' matches it, so another run would read it as well",
             target.path, source.path));
     }
+}
+
+/// If OUT has a NAME, or IN:NAME is written to its own file, checks that no other array of the existing file
+/// is lost: the new file replaces it as a whole.
+/// @throws invalid_argument if an array would be lost.
+void check_nothing_is_lost(const source_argument& source, const target_argument& target) {
     if (!pinflow::detail::exists(target.path)) return;
     const bool onto_itself = source.name && same_file(source.path, target.path);
     if (!onto_itself && !target.named) return;  // the file as a whole was named, to be replaced
@@ -384,9 +389,11 @@ void convert(const argument_list& arguments) {
     if (!parsed) return;
 
     const clock::time_point start = clock::now();
-    check_nothing_is_lost(parsed->source, parsed->target);
+    refuse_matching_target(parsed->source, parsed->target);
     const auto elements = open_source(*parsed);
     const std::vector<conversion> conversions = plan(*parsed, *elements);
+    check_nothing_is_lost(parsed->source,
+                          parsed->target);  // after plan, which refuses an IN:NAME that is missing
     const std::uint64_t bytes = convert_all(*parsed, *elements, conversions);
     const double seconds = seconds_since(start);
     print(fmt::format("{}: {}, {} in {:.3f} s, {:.2f} GB/s\n{}", escaped(parsed->target.path),
