@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "loader/row_reader.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/npy.hpp"
@@ -37,7 +38,8 @@ auto without_gil(Function function) {
     return function();
 }
 
-/// Copies the rows of `ids`, a buffer of 64-bit numbers, to `out`, which must have exactly their size.
+/// Copies the rows of `ids`, a buffer of 64-bit numbers that are in range, to `out`, which must have exactly
+/// their size.
 void read_rows(const opened_array& self, const nb::object& ids, const nb::object& out) {
     std::shared_ptr<const row_source> rows;
     without_gil([&] { rows = self.rows(); });
@@ -48,7 +50,11 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
                                               bytes.size() / sizeof(std::uint64_t));
     if (memory.bytes().size() != list.size() * rows->row_size_bytes())
         throw invalid_argument("the destination does not have the size of the rows");
-    without_gil([&] { rows->read_rows(list, memory.bytes()); });
+    without_gil([&] {
+        detail::read_session session;
+        const detail::row_reader reader(std::move(rows), detail::row_access::memory);
+        static_cast<void>(reader.read(list, memory.bytes().data(), session));
+    });
 }
 
 /// Whether rows can be read. A compressed .npz member is decoded for that.

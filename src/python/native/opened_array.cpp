@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/core/stack.hpp"
@@ -18,6 +19,14 @@ namespace {
 
 /// The entry of an array in the list of a file; the only one if `name` is empty.
 std::optional<array_listing> listing_of(const std::string& path, const std::string& name) {
+    if (!name.empty() && format_of(path) == file_format::hdf5) {
+        // the list of all datasets takes long
+        try {
+            return list_hdf5(path, name);
+        } catch (const invalid_argument&) {
+            return std::nullopt;
+        }
+    }
     std::vector<array_listing> listed = list_arrays(path);
     if (name.empty()) {
         if (listed.size() == 1) return std::move(listed.front());
