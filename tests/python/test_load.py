@@ -229,6 +229,38 @@ class LoadTest(unittest.TestCase):
             self.assertFalse(os.path.exists(self.other("copy")))
             self.assertEqual(os.path.getsize(self.path), 5000)
 
+    def test_saving_a_part_of_a_tensor_of_a_truncated_file_is_an_error(self):
+        pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)
+        frameworks = ["np"] + (["pt"] if torch is not None else [])
+        loaded = [pinflow.load_file(self.path, framework=each)["a"] for each in frameworks]
+        parts = [part for each in loaded for part in (each.T, each[:, 3:])] + [loaded[0][::-1]]
+        os.truncate(self.path, 5000)
+        for part in parts:
+            with self.assertRaisesRegex(pinflow.DataChanged, "'a'.*truncated"):
+                pinflow.save_file({"a": part}, self.other("copy"))
+
+    def test_a_slice_of_a_truncated_file_is_an_error(self):
+        pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)
+        with pinflow.safe_open(self.path, framework="np") as model:
+            part = model.get_slice("a")
+            numpy.testing.assert_array_equal(part[:, 5:9], numpy.arange(1 << 20).reshape(1024, 1024)[:, 5:9])
+            os.truncate(self.path, 100_000)
+            with self.assertRaises(pinflow.DataChanged):
+                part[:, 5:9]
+
+    def test_slices_along_the_last_axis_and_the_number_of_tensors(self):
+        array = numpy.arange(60).reshape(3, 4, 5)
+        pinflow.save_file({"a": array, "b": array[0]}, self.path)
+        with pinflow.safe_open(self.path, framework="np") as model:
+            self.assertEqual(len(model), 2)
+            parts = model.get_slices({"a": (-1, 1, 3), "b": (-2, 0, 4)})
+            numpy.testing.assert_array_equal(parts["a"], array[..., 1:3])
+            numpy.testing.assert_array_equal(parts["b"], array[0])
+            with self.assertRaises(pinflow.InvalidArgument):
+                model.get_slices({"a": (-4, 0, 1)})
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "is given twice"):
+            pinflow.load_files([self.path, self.path])
+
     def test_parts_of_tensors_behave_like_parts_of_numpy_arrays(self):
         pinflow.save_file({"a": numpy.float64(3), "b": numpy.arange(6).reshape(2, 3)}, self.path)
         with pinflow.safe_open(self.path, "np") as model:

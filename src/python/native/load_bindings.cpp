@@ -24,6 +24,7 @@
 #include "pinflow/dlpack.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/load.hpp"
+#include "src/core/fault_guard.hpp"
 #include "src/python/native/file_name.hpp"
 #include "src/python/native/python_owner.hpp"
 #include "src/python/native/tensor.hpp"
@@ -251,6 +252,18 @@ void save(const file_name& path, const std::vector<python_tensor>& tensors,
     }
 }
 
+/// Whether memory can be read. A mapping of a truncated file cannot. True without the fault guard.
+bool is_readable(std::uintptr_t address, std::uint64_t size_bytes) {
+    constexpr std::uint64_t page_bytes = 4096;
+    const auto* const bytes = std::bit_cast<const volatile std::byte*>(address);
+    const gil_release released;
+    return detail::run_guarded([=] {
+        for (std::uint64_t at = 0; at < size_bytes; at += page_bytes)
+            static_cast<void>(bytes[at]);
+        if (size_bytes != 0) static_cast<void>(bytes[size_bytes - 1]);
+    });
+}
+
 std::shared_ptr<tensor_files> open_files(const std::vector<file_name>& names) {
     std::vector<std::filesystem::path> paths = paths_of(names);
     const gil_release released;
@@ -319,6 +332,7 @@ void bind_loads(nb::module_& module) {
         },
         nb::arg("paths"), nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
         nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
+    module.def("is_readable", &is_readable, nb::arg("address"), nb::arg("nbytes"));
     module.def("save_tensors", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
                nb::arg("device"), nb::arg("stream").none(), nb::arg("progress").none());
 }

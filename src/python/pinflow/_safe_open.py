@@ -169,6 +169,9 @@ class safe_open:  # named as in safetensors, whose place it takes
         refuses come last."""
         return [*self._types, *self._files.refused_names()]
 
+    def __len__(self) -> int:
+        return len(self.offset_keys())
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 
@@ -191,8 +194,8 @@ class safe_open:  # named as in safetensors, whose place it takes
         return TensorSlice(self, name)
 
     def get_slices(self, slices: Dict[str, Tuple[int, int, int]]) -> Dict[str, Any]:
-        """Loads parts of several tensors together, which is faster than one by one: for each name an axis, and the
-        indices begin and end along it. What a rank of tensor parallelism needs."""
+        """Loads parts of several tensors together, which is faster than one by one: for each name an axis, from the end
+        if negative, and the indices begin and end along it. What a rank of tensor parallelism needs."""
         if not isinstance(slices, dict):
             raise InvalidArgument(f"slices are given by name, in a dict, not in a {type(slices).__name__}")
         requests: List[_Request] = []
@@ -201,6 +204,7 @@ class safe_open:  # named as in safetensors, whose place it takes
             if not isinstance(part, tuple) or len(part) != 3 or not all(_is_number(each) for each in part):
                 raise InvalidArgument(f"a slice is (axis, begin, end), not {shown(part)}")
             axis, begin, end = (int(each) for each in part)
+            axis += len(shape) if axis < 0 else 0
             if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
                 raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {axis}")
             requests.append((name, axis, begin, end, ""))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import builtins
 import sys
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from . import _native
 from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
-from ._errors import InvalidArgument, shown
+from ._errors import DataChanged, InvalidArgument, shown
 from ._load import DeviceTensor, Progress
 from ._streams import consumer_stream
 from ._tensor_types import FORMAT_NAMES, SPELLINGS
@@ -79,16 +79,22 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {shown(name)}")
     if torch is not None and isinstance(tensor, torch.Tensor):
         if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
-            raise InvalidArgument(f"the tensor {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU or "
-                                  "a CUDA device can be saved")
+            what = f"of layout {tensor.layout}" if tensor.layout != torch.strided else f"on the device {tensor.device}"
+            raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors on the CPU or a CUDA device can be saved")
         if tensor.is_nested or torch.nn.parameter.is_lazy(tensor):
             what = "nested" if tensor.is_nested else "not initialized"
             raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors can be saved")
-        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         try:
+            if tensor.device.type == "cpu" and not tensor.is_contiguous() and tensor.data_ptr() != 0:
+                size = tensor.element_size()
+                _check_readable(name, tensor.data_ptr(), tensor.shape, [step * size for step in tensor.stride()], size)
+            flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
             address = flat.data_ptr()
         except RuntimeError:
             raise InvalidArgument(f"the tensor {name!r} has no memory of its own, as within torch.vmap") from None
+        if address == 0 and flat.numel() != 0:
+            raise InvalidArgument(f"the tensor {name!r} is a {type(tensor).__name__} without memory of its own: save a plain "
+                                  "tensor, as DTensor.full_tensor() and to_local() give")
         spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:
             raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which pinflow cannot save")
@@ -111,11 +117,28 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         advice = ("; to keep bfloat16 and 8-bit floats, load them with framework='pt' or 'dlpack', or install ml_dtypes"
                   if spelling in ("|V1", "|V2") else "")
         raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{advice}")
+    if not array.flags.c_contiguous:
+        _check_readable(name, array.ctypes.data, array.shape, array.strides, array.itemsize)
     contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
     if not contiguous.dtype.isnative:
         contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
     flat = bytes_of(contiguous)
     return (name, spelling, builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
+
+
+def _check_readable(name: str, address: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:
+    """Checks elements that numpy or PyTorch is about to copy, which does so without the fault guard.
+
+    Raises:
+        DataChanged: they are mapped from a file that has been truncated.
+    """
+    if 0 in shape:
+        return
+    ways = [(length - 1) * stride for length, stride in zip(shape, strides)]
+    begin, end = address + sum(min(way, 0) for way in ways), address + sum(max(way, 0) for way in ways) + size
+    if not _native.is_readable(begin, end - begin):
+        raise DataChanged(f"cannot save {name!r}: its memory cannot be read, probably because the file that it is mapped from "
+                          "has been truncated")
 
 
 def _item_size(spelling: str) -> int:
