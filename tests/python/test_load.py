@@ -451,6 +451,81 @@ class TorchLoadTest(unittest.TestCase):
         self.assertEqual(torch.cuda.memory_allocated(), before)
         self.assertEqual(len(pinflow.load_file(self.path, device="cuda")), len(self.tensors))
 
+class LoadIntoTest(unittest.TestCase):
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.addCleanup(self.folder.cleanup)
+        self.path = os.path.join(self.folder.name, "model.safetensors")
+
+    def test_arrays_are_filled_where_they_are_and_floats_are_cast(self):
+        stored = {"a": numpy.random.default_rng(1).random((300, 70)), "b": numpy.arange(7), "empty": numpy.empty((0, 3)),
+                  "scalar": numpy.float32(3), "other": numpy.ones(5)}
+        pinflow.save_file(stored, self.path)
+        memory = numpy.zeros(300 * 70 + 1, numpy.float32)
+        destinations = {"a": memory[1:].reshape(300, 70), "b": numpy.zeros(7, numpy.int64), "empty": numpy.empty((0, 3)),
+                        "scalar": numpy.zeros((), numpy.float32)}
+        report = {}
+        self.assertIsNone(pinflow.load_into(self.path, destinations, report=report))
+        self.assertEqual(report["bytes"], 300 * 70 * 4 + 7 * 8 + 4)
+        self.assertEqual(memory[0], 0)
+        for name, array in destinations.items():
+            numpy.testing.assert_array_equal(array, stored[name].astype(array.dtype))
+
+    def test_destinations_that_do_not_fit_are_refused_and_not_written_to(self):
+        pinflow.save_file({"a": numpy.ones((4, 4), numpy.float32), "b": numpy.ones(3, numpy.int64)}, self.path)
+        first = numpy.zeros((4, 4), numpy.float32)
+        read_only = numpy.zeros(3, numpy.int64)
+        read_only.flags.writeable = False
+        wrong = {
+            "shape": {"b": numpy.zeros(4, numpy.int64)}, "is not contiguous": {"b": numpy.zeros(6, numpy.int64)[::2]},
+            "is not writable": {"b": read_only}, "only floating-point numbers are cast": {"b": numpy.zeros(3, numpy.float32)},
+            "is called 'c'": {"c": numpy.zeros(3)}, "no PyTorch tensor or numpy array": {"b": [1, 2, 3]},
+            "overlap": {"b": first.view(numpy.int64).reshape(-1)[:3]},
+        }
+        for message, destination in wrong.items():
+            with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):
+                pinflow.load_into(self.path, {"a": first, **destination})
+            self.assertEqual(first.sum(), 0)
+        for not_named in ([first], first, None):
+            with self.assertRaises(pinflow.InvalidArgument):
+                pinflow.load_into(self.path, not_named)
+
+    @unittest.skipIf(torch is None, "needs PyTorch")
+    def test_a_model_is_filled_by_its_state_dict(self):
+        class Tied(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embedding = torch.nn.Embedding(50, 16)
+                self.norm = torch.nn.BatchNorm1d(16)
+                self.head = torch.nn.Linear(16, 50, bias=False)
+                self.head.weight = self.embedding.weight
+
+        for device in devices():
+            saved, model = Tied().to(device), Tied().to(device)
+            tensors = saved.state_dict()
+            del tensors["head.weight"]
+            pinflow.save_file(tensors, self.path)
+            before = model.embedding.weight._version
+            pinflow.load_into([self.path], model.state_dict())
+            self.assertGreater(model.embedding.weight._version, before)
+            self.assertIs(model.head.weight, model.embedding.weight)
+            for name, tensor in saved.state_dict().items():
+                self.assertTrue(torch.equal(tensor, model.state_dict()[name]), name)
+            half = Tied().to(device).to(torch.float16)
+            pinflow.load_into([self.path], half.state_dict())
+            self.assertTrue(torch.equal(half.embedding.weight, saved.embedding.weight.to(torch.float16)))
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "is called 'more'"):
+                pinflow.load_into(self.path, {**model.state_dict(), "more": torch.zeros(3, device=device)})
+
+    @unittest.skipIf(torch is None, "needs PyTorch")
+    def test_tensors_without_memory_are_refused(self):
+        pinflow.save_file({"a": numpy.ones((4, 4), numpy.float32)}, self.path)
+        wrong = {"meta": torch.empty(4, 4, device="meta"), "sparse": torch.eye(4).to_sparse(),
+                 "not contiguous": torch.zeros(4, 4).t()[1:].t(), "uninitialized": torch.nn.UninitializedParameter()}
+        for message, destination in wrong.items():
+            with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):
+                pinflow.load_into(self.path, {"a": destination})
+
 
 if __name__ == "__main__":
     unittest.main()

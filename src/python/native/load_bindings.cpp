@@ -90,7 +90,9 @@ std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& 
 /// (name, slice axis, begin, end, type). An axis of -1 means the whole tensor, an empty type no cast.
 using python_request = std::tuple<file_name, std::int64_t, std::uint64_t, std::uint64_t, std::string>;
 
-std::vector<tensor_request> requests_of(const std::vector<python_request>& wanted) {
+/// @param destinations an address for each request, or none.
+std::vector<tensor_request> requests_of(const std::vector<python_request>& wanted,
+                                        const std::vector<std::uintptr_t>& destinations) {
     std::vector<tensor_request> requests;
     requests.reserve(wanted.size());
     for (const auto& [name, axis, begin, end, type] : wanted) {
@@ -98,6 +100,8 @@ std::vector<tensor_request> requests_of(const std::vector<python_request>& wante
         request.name = name.bytes;
         if (axis >= 0) request.slice = tensor_slice{static_cast<std::size_t>(axis), begin, end};
         if (!type.empty()) request.dtype = dtype::parse(type);
+        if (!destinations.empty())
+            request.destination = std::bit_cast<std::byte*>(destinations.at(requests.size() - 1));
     }
     return requests;
 }
@@ -316,12 +320,13 @@ void bind_loads(nb::module_& module) {
             "load",
             [](const tensor_files& self, const std::vector<python_request>& wanted, const std::string& device,
                const std::string& route, unsigned threads, bool as_capsules, const nb::object& allocate,
-               const nb::object& progress) {
-                return load(self, requests_of(wanted),
+               const nb::object& progress, const std::vector<std::uintptr_t>& destinations) {
+                return load(self, requests_of(wanted, destinations),
                             {device, route, threads, as_capsules, allocate, progress});
             },
             nb::arg("requests"), nb::arg("device"), nb::arg("route"), nb::arg("threads"),
-            nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
+            nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none(),
+            nb::arg("destinations") = std::vector<std::uintptr_t>());
     module.def("tensor_files", &open_files, nb::arg("paths"));
     module.def(
         "load_all",

@@ -39,6 +39,7 @@ from ._errors import (
     Unsupported,
 )
 from ._load import DeviceTensor, load_file, load_files
+from ._load_into import load_into
 from ._loader import Loader, Report
 from ._safe_open import safe_open
 from ._save import save_file
@@ -54,8 +55,8 @@ __all__ = [
     "EmbeddingTable", "Error",
     "FatalDeviceError", "FlatParameters", "FormatError", "FormatNotBuilt", "InvalidArgument", "Loader",
     "NotFound", "NotPermitted", "Report", "RowSource", "RowTable", "StateMismatch", "SystemFailure", "Tensor", "Unsupported",
-    "concatenate", "convert", "devices", "list", "load_file", "load_files", "no_cuda_reason", "open", "safe_open", "save",
-    "save_file", "stack",
+    "concatenate", "convert", "devices", "list", "load_file", "load_files", "load_into", "no_cuda_reason", "open", "safe_open",
+    "save", "save_file", "stack",
 ]
 
 

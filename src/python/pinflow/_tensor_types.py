@@ -14,6 +14,7 @@ TORCH_TYPES = {
     "<c8": "complex64", "<c16": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
 }
 SPELLINGS = {name: spelling for spelling, name in TORCH_TYPES.items()}
+FLOATS = ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 #: The names of types in safetensors files.
 FORMAT_NAMES = {
     "|b1": "BOOL", "|i1": "I8", "|u1": "U8", "<i2": "I16", "<u2": "U16", "<i4": "I32", "<u4": "U32", "<i8": "I64",
@@ -48,7 +49,7 @@ def float_spelling(dtype: Any) -> str:
             spelling = spelling_of(dtype)
         except (TypeError, ValueError):
             spelling = None
-    if spelling not in ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2"):
+    if spelling not in FLOATS:
         raise InvalidArgument("dtype must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, little-endian, "
                               f"not {shown(dtype)}")
     return str(spelling)
