@@ -57,13 +57,6 @@ const std::unordered_map<std::string_view, std::size_t>& opened_tensors::by_name
     return by_name_;
 }
 
-const mapped_file& opened_tensors::pages_of(std::size_t file) const {
-    const std::scoped_lock lock(mapping_);
-    const auto found = pages_.find(file);
-    if (found != pages_.end()) return found->second;
-    return pages_.try_emplace(file, files[file], 0, files[file]->size_bytes()).first->second;
-}
-
 std::string name_of_files(std::span<const std::filesystem::path> paths) {
     return paths.size() == 1 ? quote(paths[0].string(), max_shown_path)
                              : fmt::format("{} files", paths.size());

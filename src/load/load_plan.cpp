@@ -277,6 +277,25 @@ void uncount_mapping() noexcept {
     --mapping_count;
 }
 
+const std::byte* opened_tensors::pages_of(std::size_t file) const {
+    const std::scoped_lock lock(mapping_);
+    const auto found = pages_.find(file);
+    if (found != pages_.end()) return found->second ? found->second->data() : nullptr;
+    if (mapping_count >= many_mappings) return nullptr;
+    auto& pages = pages_[file];
+    try {
+        auto mapped = std::make_unique<const mapped_file>(files[file], 0, files[file]->size_bytes());
+        count_mapping();
+        pages = {mapped.release(), [](const mapped_file* each) {
+                     delete each;
+                     uncount_mapping();
+                 }};
+    } catch (const error&) {
+        return nullptr;  // such as a limit of the address space
+    }
+    return pages->data();
+}
+
 load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device) {
     load_plan plan;
     plan.jobs = std::move(jobs);

@@ -72,15 +72,15 @@ struct opened_tensors {
     /// The indices of `stored` by name, made by the first call: a load of all tensors of one safetensors file
     /// needs none. Thread-safe.
     const std::unordered_map<std::string_view, std::size_t>& by_name() const;
-    /// The pages of a file, mapped by the first call. Thread-safe.
-    /// @throws system_failure.
-    const mapped_file& pages_of(std::size_t file) const;
+    /// The first byte of a file, which the first call maps as a whole, until the files are closed. Null if it
+    /// cannot be mapped, or if loaded tensors have many mappings. Thread-safe.
+    const std::byte* pages_of(std::size_t file) const;
 
  private:
     mutable std::once_flag by_name_made_;
     mutable std::unordered_map<std::string_view, std::size_t> by_name_;
     mutable std::mutex mapping_;
-    mutable std::map<std::size_t, mapped_file> pages_;
+    mutable std::map<std::size_t, std::shared_ptr<const mapped_file>> pages_;  ///< null: cannot be mapped
 };
 
 struct file_position {

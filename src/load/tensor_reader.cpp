@@ -24,7 +24,7 @@ constexpr std::uint64_t max_joined_read_bytes = 1 << 20;
 /// few pages as fast as one.
 constexpr std::uint64_t read_ahead_bytes = 1 << 20;
 constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
-/// Longer runs are read as fast as they are copied from pages that must be mapped first.
+/// Copying a longer run from a page is no faster than reading it, as the page must be mapped first.
 constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
 /// Memory for reordering and for decoding chunks, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
@@ -141,8 +141,8 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
     }
 }
 
-/// Copies runs from the file's pages. @return false if they are better read: they are long or not in the page
-/// cache, or the file has been truncated.
+/// Copies runs from the file's pages. @return false if they must be read: they are long, the first byte is
+/// not in the page cache, or the file cannot be mapped or has been truncated.
 bool tensor_reader::copy_runs(const load_job& job, const byte_runs& runs, std::uint64_t begin_bytes,
                               std::span<std::byte> destination) {
     const file_position first = position_of(opened_, job);
@@ -156,9 +156,10 @@ bool tensor_reader::copy_runs(const load_job& job, const byte_runs& runs, std::u
     bool supported = true;
     const auto cached = system::read_cached_at(descriptor_of(first.file).get(), offset, byte, supported);
     if (supported && cached.value_or(0) == 0) return false;
-    const std::byte* const begin = opened_.pages_of(first.file).data() + offset;
+    const std::byte* const pages = opened_.pages_of(first.file);
+    if (pages == nullptr) return false;
     return run_guarded([=] {
-        const std::byte* source = begin;
+        const std::byte* source = pages + offset;
         std::uint64_t part = std::min<std::uint64_t>(runs.size_bytes - skipped, destination.size());
         for (std::uint64_t done = 0; done < destination.size();) {
             std::memcpy(destination.data() + done, source, part);

@@ -9,6 +9,7 @@ import struct
 import tempfile
 import threading
 import unittest
+import weakref
 
 import numpy
 import pinflow
@@ -233,7 +234,9 @@ class LoadTest(unittest.TestCase):
         pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)
         frameworks = ["np"] + (["pt"] if torch is not None else [])
         loaded = [pinflow.load_file(self.path, framework=each)["a"] for each in frameworks]
-        parts = [part for each in loaded for part in (each.T, each[:, 3:])] + [loaded[0][::-1]]
+        parts = [part for each in loaded for part in (each.T, each[:, 3:])] + [loaded[0][::-1], loaded[0].view(">i8")]
+        if torch is not None:
+            parts.append(loaded[1].view(torch.float64).view(torch.complex128).conj())
         os.truncate(self.path, 5000)
         for part in parts:
             with self.assertRaisesRegex(pinflow.DataChanged, "'a'.*truncated"):
@@ -478,7 +481,7 @@ class LoadIntoTest(unittest.TestCase):
         read_only.flags.writeable = False
         wrong = {
             "shape": {"b": numpy.zeros(4, numpy.int64)}, "is not contiguous": {"b": numpy.zeros(6, numpy.int64)[::2]},
-            "is not writable": {"b": read_only}, "only floating-point numbers are cast": {"b": numpy.zeros(3, numpy.float32)},
+            "is not writable": {"b": read_only}, "floating-point numbers are cast": {"b": numpy.zeros(3, numpy.float32)},
             "is called 'c'": {"c": numpy.zeros(3)}, "no PyTorch tensor or numpy array": {"b": [1, 2, 3]},
             "overlap": {"b": first.view(numpy.int64).reshape(-1)[:3]},
         }
@@ -489,6 +492,46 @@ class LoadIntoTest(unittest.TestCase):
         for not_named in ([first], first, None):
             with self.assertRaises(pinflow.InvalidArgument):
                 pinflow.load_into(self.path, not_named)
+
+    def test_a_lazy_mapping_of_destinations_is_kept_alive(self):
+        pinflow.save_file({name: numpy.arange(1 << 16) for name in "ab"}, self.path)
+        made = []
+
+        class Lazy(dict):
+            def items(self):
+                for name in "ab":
+                    made.append(weakref.ref(array := numpy.zeros(1 << 16, numpy.int64)))
+                    yield name, array
+
+        alive = []
+        pinflow.load_into(self.path, Lazy(), progress=lambda *_: alive.append(all(each() is not None for each in made)))
+        self.assertTrue(alive and all(alive))
+
+    def test_records_are_filled_and_python_objects_are_not(self):
+        records = numpy.array([(1, 2.5), (3, 4.5)], [("x", "<i4"), ("y", "<f4")])
+        path = os.path.join(self.folder.name, "r.npy")
+        numpy.save(path, records)
+        filled = numpy.zeros(2, records.dtype)
+        pinflow.load_into(path, {"r": filled})
+        numpy.testing.assert_array_equal(filled, records)
+        for message, wrong in (("Python objects", numpy.zeros(2, [("x", object)])), ("its destination", numpy.zeros(2, "V8")),
+                               ("little-endian", numpy.zeros(2, ">f8"))):
+            with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):
+                pinflow.load_into(path, {"r": wrong})
+
+    @unittest.skipIf(torch is None, "needs PyTorch")
+    def test_autograd_notices_a_load_that_fails(self):
+        pinflow.save_file({"w": numpy.zeros(1 << 16, numpy.float32)}, self.path)
+        weight = torch.ones(1 << 16, requires_grad=True)
+        result = (weight * weight).sum()
+
+        def fail(*_):
+            raise KeyboardInterrupt
+
+        with self.assertRaises(KeyboardInterrupt):
+            pinflow.load_into(self.path, {"w": weight}, progress=fail)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            result.backward()
 
     @unittest.skipIf(torch is None, "needs PyTorch")
     def test_a_model_is_filled_by_its_state_dict(self):
@@ -521,7 +564,8 @@ class LoadIntoTest(unittest.TestCase):
     def test_tensors_without_memory_are_refused(self):
         pinflow.save_file({"a": numpy.ones((4, 4), numpy.float32)}, self.path)
         wrong = {"meta": torch.empty(4, 4, device="meta"), "sparse": torch.eye(4).to_sparse(),
-                 "not contiguous": torch.zeros(4, 4).t()[1:].t(), "uninitialized": torch.nn.UninitializedParameter()}
+                 "not contiguous": torch.zeros(4, 4).t()[1:].t(), "uninitialized": torch.nn.UninitializedParameter(),
+                 "is nested": torch.nested.nested_tensor([torch.zeros(4)])}
         for message, destination in wrong.items():
             with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):
                 pinflow.load_into(self.path, {"a": destination})

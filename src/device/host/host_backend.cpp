@@ -116,7 +116,7 @@ class host final : public device_backend {
     }
 
     std::byte* allocate(std::uint64_t size_bytes, void*) override {
-        // the heap reuses memory without page faults; more memory has huge pages
+        // the heap reuses pages that are mapped already; from 2 MiB on, mappings have huge pages
         constexpr std::uint64_t max_heap_bytes = std::uint64_t{2} << 20;
         return keep(size_bytes < max_heap_bytes ? of_heap(size_bytes) : of_pages(size_bytes));
     }

@@ -15,6 +15,7 @@
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/npy.hpp"
 #include "pinflow/formats/open.hpp"
+#include "src/core/source_check.hpp"
 #include "src/core/stack.hpp"
 #include "src/python/native/buffer.hpp"
 #include "src/python/native/file_name.hpp"
@@ -38,7 +39,7 @@ auto without_gil(Function function) {
     return function();
 }
 
-/// Copies the rows of `ids`, a buffer of 64-bit numbers that are in range, to `out`, which must have exactly
+/// Copies the rows of `ids`, a buffer of 64-bit numbers, to `out`, which must have exactly
 /// their size.
 void read_rows(const opened_array& self, const nb::object& ids, const nb::object& out) {
     std::shared_ptr<const row_source> rows;
@@ -48,12 +49,12 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
     const auto bytes = numbers.bytes();
     const std::span<const std::uint64_t> list(reinterpret_cast<const std::uint64_t*>(bytes.data()),
                                               bytes.size() / sizeof(std::uint64_t));
-    if (memory.bytes().size() != list.size() * rows->row_size_bytes())
-        throw invalid_argument("the destination does not have the size of the rows");
+    const std::vector<std::uint64_t> checked(list.begin(), list.end());  // which no other thread changes
     without_gil([&] {
+        detail::check_row_request(*rows, checked, memory.bytes());
         detail::read_session session;
         const detail::row_reader reader(std::move(rows), detail::row_access::memory);
-        static_cast<void>(reader.read(list, memory.bytes().data(), session));
+        static_cast<void>(reader.read(checked, memory.bytes().data(), session));
     });
 }
 

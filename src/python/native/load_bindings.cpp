@@ -7,8 +7,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -256,16 +259,58 @@ void save(const file_name& path, const std::vector<python_tensor>& tensors,
     }
 }
 
-/// Whether memory can be read. A mapping of a truncated file cannot. True without the fault guard.
-bool is_readable(std::uintptr_t address, std::uint64_t size_bytes) {
-    constexpr std::uint64_t page_bytes = 4096;
-    const auto* const bytes = std::bit_cast<const volatile std::byte*>(address);
+/// The elements of an array, for is_readable: axes of long strides, and the bytes that the others cover.
+struct element_spans {
+    static constexpr std::size_t max_axes = 64;
+    std::size_t axes = 0;
+    std::array<std::uint64_t, max_axes> lengths{};
+    std::array<std::int64_t, max_axes> strides{};
+    std::uint64_t span_bytes = 0;
+};
+
+/// Reads a byte of each page of each span.
+void touch(const volatile std::byte* first, const element_spans& elements) noexcept {
+    constexpr std::uint64_t page_bytes = 4096;  // or a divisor of it
+    std::array<std::uint64_t, element_spans::max_axes> index{};
+    for (;;) {
+        for (std::uint64_t at = 0; at < elements.span_bytes; at += page_bytes)
+            static_cast<void>(first[at]);
+        static_cast<void>(first[elements.span_bytes - 1]);
+        std::size_t axis = 0;
+        for (; axis < elements.axes; ++axis) {
+            first += elements.strides[axis];
+            if (++index[axis] < elements.lengths[axis]) break;
+            first -= elements.strides[axis] * static_cast<std::int64_t>(elements.lengths[axis]);
+            index[axis] = 0;
+        }
+        if (axis == elements.axes) return;
+    }
+}
+
+/// Whether all elements of an array can be read; those in a mapping of a truncated file cannot. Without the
+/// fault guard, reading these ends the process.
+bool is_readable(std::uintptr_t address, const std::vector<std::uint64_t>& shape,
+                 const std::vector<std::int64_t>& strides, std::uint64_t element_bytes) {
+    constexpr std::int64_t min_skipped_bytes = 8192;
+    element_spans elements;
+    elements.span_bytes = element_bytes;
+    auto first = static_cast<std::int64_t>(address);
+    for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+        if (shape[axis] == 0) return true;
+        if (shape[axis] == 1) continue;
+        if (std::abs(strides[axis]) >= min_skipped_bytes && elements.axes < element_spans::max_axes) {
+            elements.lengths[elements.axes] = shape[axis];
+            elements.strides[elements.axes++] = strides[axis];
+            continue;
+        }
+        const std::int64_t way = strides[axis] * static_cast<std::int64_t>(shape[axis] - 1);
+        first += std::min<std::int64_t>(way, 0);
+        elements.span_bytes += static_cast<std::uint64_t>(std::abs(way));
+    }
+    const auto* const bytes = std::bit_cast<const volatile std::byte*>(first);
+    const element_spans* const spans = &elements;
     const gil_release released;
-    return detail::run_guarded([=] {
-        for (std::uint64_t at = 0; at < size_bytes; at += page_bytes)
-            static_cast<void>(bytes[at]);
-        if (size_bytes != 0) static_cast<void>(bytes[size_bytes - 1]);
-    });
+    return detail::run_guarded([=] { touch(bytes, *spans); });
 }
 
 std::shared_ptr<tensor_files> open_files(const std::vector<file_name>& names) {
@@ -337,7 +382,8 @@ void bind_loads(nb::module_& module) {
         },
         nb::arg("paths"), nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
         nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
-    module.def("is_readable", &is_readable, nb::arg("address"), nb::arg("nbytes"));
+    module.def("is_readable", &is_readable, nb::arg("address"), nb::arg("shape"), nb::arg("strides"),
+               nb::arg("element_bytes"));
     module.def("save_tensors", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),
                nb::arg("device"), nb::arg("stream").none(), nb::arg("progress").none());
 }

@@ -20,7 +20,7 @@ namespace {
 /// The entry of an array in the list of a file; the only one if `name` is empty.
 std::optional<array_listing> listing_of(const std::string& path, const std::string& name) {
     if (!name.empty() && format_of(path) == file_format::hdf5) {
-        // the list of all datasets takes long
+        // the list of all datasets takes long; of_name opens what is not there, and throws its error
         try {
             return list_hdf5(path, name);
         } catch (const invalid_argument&) {
@@ -68,7 +68,7 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     const std::shared_ptr<opened_array> made(new opened_array(*listed->dtype));
     made->shape_ = listed->shape;
     made->reason_ = listed->reason;
-    made->label_ = name.empty() ? path : path + ":" + name;
+    made->label_ = name.empty() ? path : path + ":" + listed->name;
     made->path_ = path;
     made->name_ = name;
     // a member of a .npz archive can be decoded only as a whole, so its rows are those of the decoded

@@ -172,6 +172,9 @@ class safe_open:  # named as in safetensors, whose place it takes
     def __len__(self) -> int:
         return len(self.offset_keys())
 
+    def __bool__(self) -> bool:
+        return True  # also without tensors
+
     def __iter__(self) -> Iterator[str]:
         return iter(self.keys())
 

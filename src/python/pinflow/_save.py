@@ -84,17 +84,13 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         if tensor.is_nested or torch.nn.parameter.is_lazy(tensor):
             what = "nested" if tensor.is_nested else "not initialized"
             raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors can be saved")
-        try:
-            if tensor.device.type == "cpu" and not tensor.is_contiguous() and tensor.data_ptr() != 0:
-                size = tensor.element_size()
-                _check_readable(name, tensor.data_ptr(), tensor.shape, [step * size for step in tensor.stride()], size)
-            flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-            address = flat.data_ptr()
-        except RuntimeError:
-            raise InvalidArgument(f"the tensor {name!r} has no memory of its own, as within torch.vmap") from None
-        if address == 0 and flat.numel() != 0:
-            raise InvalidArgument(f"the tensor {name!r} is a {type(tensor).__name__} without memory of its own: save a plain "
-                                  "tensor, as DTensor.full_tensor() and to_local() give")
+        start = _address_of(name, tensor)
+        is_copied = not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
+        if is_copied and tensor.device.type == "cpu":
+            size = tensor.element_size()
+            _check_readable(name, start, tensor.shape, [step * size for step in tensor.stride()], size)
+        flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+        address = _address_of(name, flat)
         spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:
             raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which pinflow cannot save")
@@ -117,7 +113,7 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         advice = ("; to keep bfloat16 and 8-bit floats, load them with framework='pt' or 'dlpack', or install ml_dtypes"
                   if spelling in ("|V1", "|V2") else "")
         raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{advice}")
-    if not array.flags.c_contiguous:
+    if not array.flags.c_contiguous or not array.dtype.isnative:
         _check_readable(name, array.ctypes.data, array.shape, array.strides, array.itemsize)
     contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
     if not contiguous.dtype.isnative:
@@ -126,17 +122,25 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     return (name, spelling, builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
 
 
+def _address_of(name: str, tensor: Any) -> int:
+    """Where the memory of a PyTorch tensor begins."""
+    try:
+        address = int(tensor.data_ptr())
+    except RuntimeError:
+        raise InvalidArgument(f"the tensor {name!r} has no memory of its own, as within torch.vmap") from None
+    if address == 0 and tensor.numel() != 0:
+        raise InvalidArgument(f"the tensor {name!r} is a {type(tensor).__name__} without memory of its own; for a DTensor, save "
+                              "what full_tensor() or to_local() gives")
+    return address
+
+
 def _check_readable(name: str, address: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:
     """Checks elements that numpy or PyTorch is about to copy, which does so without the fault guard.
 
     Raises:
         DataChanged: they are mapped from a file that has been truncated.
     """
-    if 0 in shape:
-        return
-    ways = [(length - 1) * stride for length, stride in zip(shape, strides)]
-    begin, end = address + sum(min(way, 0) for way in ways), address + sum(max(way, 0) for way in ways) + size
-    if not _native.is_readable(begin, end - begin):
+    if not _native.is_readable(address, builtins.list(shape), builtins.list(strides), size):
         raise DataChanged(f"cannot save {name!r}: its memory cannot be read, probably because the file that it is mapped from "
                           "has been truncated")
 
