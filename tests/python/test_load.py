@@ -557,6 +557,10 @@ class LoadIntoTest(unittest.TestCase):
             half = Tied().to(device).to(torch.float16)
             pinflow.load_into([self.path], half.state_dict())
             self.assertTrue(torch.equal(half.embedding.weight, saved.embedding.weight.to(torch.float16)))
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "state_dict()"):
+                pinflow.load_into(self.path, model)
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "none of the 7 destinations"):
+                pinflow.load_into(self.path, {"model." + name: each for name, each in model.state_dict().items()})
             with self.assertRaisesRegex(pinflow.InvalidArgument, "is called 'more'"):
                 pinflow.load_into(self.path, {**model.state_dict(), "more": torch.zeros(3, device=device)})
 

@@ -218,6 +218,51 @@ class OpenTest(Folder):
             self.assertFalse(view.flags.writeable)
             np.testing.assert_array_equal(view, numbered())
 
+    def test_a_compressed_member_of_a_replaced_file_is_an_error(self):
+        path, other = self.path("q.npz"), self.path("other.npz")
+        first = np.ones((1000, 4), "f4")
+        uses = [lambda array: array.rows([0]), np.asarray, lambda array: array[3],
+                lambda array: pinflow.RowTable(array, device="cpu").gather(np.arange(100)),
+                lambda array: next(iter(pinflow.Loader(array, device="cpu")))]
+        for changed in (first.astype("i4"), first.astype("f8"), first[:10], first + 1):
+            for use in uses:
+                np.savez_compressed(path, x=first)
+                array = pinflow.open(path)
+                np.savez_compressed(other, x=changed)
+                os.replace(other, path)
+                with self.assertRaisesRegex(pinflow.DataChanged, "replaced"):
+                    use(array)
+
+    def test_rows_of_a_truncated_file_are_an_error_not_zeros(self):
+        for kept in (200, 16_000):
+            path = self.saved("t.npy", np.ones((1000, 4), "f4"))
+            array = pinflow.open(path)
+            os.truncate(path, kept)
+            with self.assertRaises(pinflow.DataChanged):
+                array.rows([5, 6])
+
+    def test_rows_of_changing_numbers_are_refused(self):
+        array = pinflow.open(self.saved("r.npy", np.arange(100.0)))
+        ids = np.zeros(1 << 16, np.uint64)
+        ended = threading.Event()
+
+        def change():
+            while not ended.is_set():
+                ids[-1] = 1 << 40
+                ids[-1] = 0
+
+        thread = threading.Thread(target=change)
+        thread.start()
+        try:
+            for _ in range(200):
+                try:
+                    self.assertEqual(array.rows(ids)[-1], 0)
+                except pinflow.InvalidArgument:
+                    pass  # the number was out of range when it was copied
+        finally:
+            ended.set()
+            thread.join()
+
 
 class LoaderTest(Folder):
     def test_wrong_arguments_of_dlpack_are_refused_with_a_sentence(self):

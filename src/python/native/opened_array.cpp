@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "pinflow/error.hpp"
+#include "pinflow/file.hpp"
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/open.hpp"
@@ -61,6 +62,7 @@ std::shared_ptr<opened_array> opened_array::open(const std::string& text, bool s
 }
 
 std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, const std::string& name) {
+    const file_identity identity = input_file(path).identity();
     const std::optional<array_listing> listed = listing_of(path, name);
     // `open` maps an array, and throws the error if it does not exist or cannot be opened
     if (!listed || !listed->dtype || listed->mappable)
@@ -70,6 +72,7 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     made->reason_ = listed->reason;
     made->label_ = name.empty() ? path : path + ":" + listed->name;
     made->path_ = path;
+    made->identity_ = identity;
     made->name_ = name;
     // a member of a .npz archive can be decoded only as a whole, so its rows are those of the decoded
     // elements
@@ -128,7 +131,13 @@ const array& opened_array::elements() const {
         if (path_.empty()) {
             decoded_ = gathered(*rows_, type_, shape_);
         } else {
-            decoded_ = name_.empty() ? pinflow::open(path_) : pinflow::open(path_, name_);
+            array decoded = name_.empty() ? pinflow::open(path_) : pinflow::open(path_, name_);
+            const bool is_same = input_file(path_).identity() == identity_ && decoded.dtype() == type_ &&
+                                 decoded.shape() == shape_;
+            if (!is_same)
+                throw data_changed(
+                    fmt::format("'{}' has been changed or replaced since it was opened", path_));
+            decoded_ = std::move(decoded);
         }
     }
     return *decoded_;

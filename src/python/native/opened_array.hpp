@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "pinflow/array.hpp"
+#include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
 
 namespace pinflow::python {
@@ -56,6 +57,7 @@ class opened_array {
     std::string label_;
     std::string path_;  ///< of elements that are decoded later; empty if they are gathered from the rows
     std::string name_;
+    file_identity identity_;  ///< of the file at `path_`
     std::shared_ptr<const row_source> rows_;
     std::string no_rows_reason_;
     std::optional<array> elements_;

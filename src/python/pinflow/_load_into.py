@@ -47,7 +47,8 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
     """
     paths = path_texts([filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else filenames)
     if not hasattr(tensors, "items"):
-        raise InvalidArgument(f"load_into takes destinations by name, a dict, not {type(tensors).__name__}")
+        advice = ": pass its state_dict()" if hasattr(tensors, "state_dict") else ""
+        raise InvalidArgument(f"load_into takes destinations by name, a dict, not {type(tensors).__name__}{advice}")
     kept = list(tensors.items())  # until the load has ended
     files = _native.tensor_files(paths)
     stored = {name: (spelling, tuple(shape)) for name, spelling, shape, _ in files.tensors()}
@@ -74,9 +75,12 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
         if 0 not in shape:
             requests.append((name, -1, 0, 0, "" if spelling == place.spelling else place.spelling))
             addresses.append(place.address)
-    for name, place in missing.items():
-        if place not in filled:
-            files.check(name)  # says why it cannot be loaded
+    lacking = [name for name, place in missing.items() if place not in filled]
+    if len(lacking) > 1 and len(lacking) == len(kept):
+        raise InvalidArgument(f"none of the {len(kept)} destinations, such as {lacking[0]!r}, has a tensor of its name in the "
+                              f"files, which have {len(stored)}, such as {shown(next(iter(stored), None))}")
+    for name in lacking:
+        files.check(name)  # says why it cannot be loaded
     if len(devices) > 1:
         (one, first), (other, second) = list(devices.items())[:2]
         raise InvalidArgument(f"the tensor {first!r} is on {one} and {second!r} on {other}; load_into takes one device")
@@ -137,7 +141,8 @@ def _place_of_torch(torch: Any, name: str, tensor: Any) -> _Place:
         raise InvalidArgument(f"the destination {name!r} is a {type(tensor).__name__} without memory of its own; "
                               "for a DTensor, pass what to_local() gives")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
-        raise InvalidArgument(f"the destination {name!r} is not contiguous")
+        what = "not contiguous" if not tensor.is_contiguous() else "a conjugate or negative view"
+        raise InvalidArgument(f"the destination {name!r} is {what}")
     spelling = SPELLINGS.get(str(tensor.dtype)[len("torch."):])
     if spelling is None:
         raise InvalidArgument(f"the destination {name!r} has elements of {tensor.dtype}, which pinflow cannot load")

@@ -129,8 +129,8 @@ def _address_of(name: str, tensor: Any) -> int:
     except RuntimeError:
         raise InvalidArgument(f"the tensor {name!r} has no memory of its own, as within torch.vmap") from None
     if address == 0 and tensor.numel() != 0:
-        raise InvalidArgument(f"the tensor {name!r} is a {type(tensor).__name__} without memory of its own; for a DTensor, save "
-                              "what full_tensor() or to_local() gives")
+        raise InvalidArgument(f"the tensor {name!r} is a {type(tensor).__name__} without memory of its own; for a DTensor, "
+                              "save what full_tensor() or to_local() gives")
     return address
 
 
