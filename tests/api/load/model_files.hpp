@@ -67,7 +67,7 @@ inline std::vector<std::byte> bytes_of(const pinflow::device_tensor& tensor) {
     return bytes;
 }
 
-/// The bytes of a slice, copied one index of its axis at a time.
+/// The bytes of a slice.
 inline std::vector<std::byte> sliced(const model_tensor& tensor, const pinflow::tensor_slice& slice) {
     std::uint64_t outer = 1, inner = tensor.dtype.size_bytes();
     for (std::size_t axis = 0; axis < slice.axis; ++axis)
@@ -76,11 +76,10 @@ inline std::vector<std::byte> sliced(const model_tensor& tensor, const pinflow::
         inner *= tensor.shape[axis];
     std::vector<std::byte> bytes;
     for (std::uint64_t i = 0; i < outer; ++i) {
-        for (std::uint64_t k = slice.begin; k < slice.end; ++k) {
-            const auto begin = tensor.bytes.begin() +
-                               static_cast<std::ptrdiff_t>((i * tensor.shape[slice.axis] + k) * inner);
-            bytes.insert(bytes.end(), begin, begin + static_cast<std::ptrdiff_t>(inner));
-        }
+        const auto first =
+            tensor.bytes.begin() + static_cast<std::ptrdiff_t>(i * tensor.shape[slice.axis] * inner);
+        bytes.insert(bytes.end(), first + static_cast<std::ptrdiff_t>(slice.begin * inner),
+                     first + static_cast<std::ptrdiff_t>(slice.end * inner));
     }
     return bytes;
 }
