@@ -74,15 +74,16 @@ struct tensor_request {
 enum class load_route {
     /// With one or two cores `copy`, while tensors that cannot take it are staged. With up to 8 cores or
     /// threads `both` (3 if the files are on tmpfs, and pages of an earlier load are still being unlocked).
-    /// Threads that read slices count by their rate, so that also more of them may take `both`. With more
-    /// threads `staged`, and also if less than 32 MiB can take the route `copy`, or if more than a quarter of
+    /// Threads that read slices more slowly than whole tensors count as fewer, so `both` is also chosen with
+    /// more of them. With more threads `staged`, and also if less than 32 MiB can take the route `copy`, or
+    /// if more than a quarter of
     /// the sampled pages are not in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for bytes that
     /// need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more, or
     /// neighbours in a file that together are as long. Also for slices of 1 MiB and more along other axes,
     /// which lie in runs with gaps between them: if a run has at least 64 bytes and a third of the gap, or at
-    /// least 342 KiB.
+    /// least 342 KiB. Short pieces at boundaries of registrations are staged.
     copy,
     staged,  ///< CPU threads read the files into page-locked staging buffers
     both,    ///< `copy` from the front of the files, and `staged` from the end, until they meet

@@ -85,11 +85,12 @@ class planner {
     }
 
  private:
-    /// Makes units of one piece each. For a GPU, pieces of a slice consist of whole runs, or lie within one.
+    /// Makes units of one piece each. For a GPU, pieces of a slice that is not cast consist of whole runs, or
+    /// lie within one.
     void add_pieces(std::uint32_t index, bool is_contiguous, std::uint64_t bytes_before) {
         const load_job& job = plan_.jobs[index];
         std::uint64_t run_bytes = job.size_bytes;
-        std::uint64_t max_staged_bytes = load_unit_bytes;
+        std::uint64_t max_piece_bytes = load_unit_bytes;
         bool is_copied = is_contiguous;
         bool reads_with_gaps = false;
         if (job.has_gaps && !job.is_cast() && device_.kind() != device_kind::host) {
@@ -97,10 +98,10 @@ class planner {
             run_bytes = runs.size_bytes;
             is_copied = can_copy_runs(runs);
             reads_with_gaps = reads_gaps(runs) && runs.stride_bytes <= load_unit_bytes;
-            if (reads_with_gaps) max_staged_bytes = load_unit_bytes / runs.stride_bytes * run_bytes;
+            if (reads_with_gaps) max_piece_bytes = load_unit_bytes / runs.stride_bytes * run_bytes;
         }
         for (std::uint64_t begin = 0; begin < job.size_bytes;) {
-            const std::uint64_t max_bytes = std::min(max_unit_bytes(bytes_before + begin), max_staged_bytes);
+            const std::uint64_t max_bytes = std::min(max_unit_bytes(bytes_before + begin), max_piece_bytes);
             const std::uint64_t in_run = begin % run_bytes;
             const bool is_within_run = in_run != 0 || run_bytes > max_bytes;
             const std::uint64_t left = is_within_run ? run_bytes - in_run : job.size_bytes - begin;
@@ -278,7 +279,7 @@ void uncount_mapping() noexcept {
 }
 
 const std::byte* opened_tensors::pages_of(std::size_t file) const {
-    const std::scoped_lock lock(mapping_);
+    const std::scoped_lock lock(pages_mutex_);
     const auto found = pages_.find(file);
     if (found != pages_.end()) return found->second ? found->second->data() : nullptr;
     if (mapping_count >= many_mappings) return nullptr;

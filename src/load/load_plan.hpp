@@ -79,7 +79,7 @@ struct opened_tensors {
  private:
     mutable std::once_flag by_name_made_;
     mutable std::unordered_map<std::string_view, std::size_t> by_name_;
-    mutable std::mutex mapping_;
+    mutable std::mutex pages_mutex_;
     mutable std::map<std::size_t, std::shared_ptr<const mapped_file>> pages_;  ///< null: cannot be mapped
 };
 

@@ -58,7 +58,7 @@ bool is_on_tmpfs(const opened_tensors& opened, const load_plan& plan) {
     return system::is_on_tmpfs(opened.absolute_paths[position_of(opened, plan.jobs[first.job]).file]);
 }
 
-/// Sets copyable_bytes and read_rate_ratio.
+/// Counts the copyable bytes, and estimates the rate at which threads read them.
 void measure_copyable_units(const opened_tensors& opened, const load_plan& plan, load_facts& facts) {
     std::uint64_t cost_bytes = 0;  // contiguous bytes that a thread reads in the same time
     for (const load_unit& unit : plan.copyable) {
@@ -68,8 +68,8 @@ void measure_copyable_units(const opened_tensors& opened, const load_plan& plan,
             if (unit.reads_gaps) {
                 cost_bytes += span_of(opened, job, piece).size_bytes;
             } else if (job.has_gaps) {
-                const std::uint64_t runs = piece.size_bytes / runs_of(opened, job).size_bytes;
-                cost_bytes += piece.size_bytes + runs * thresholds.read_call_bytes;
+                const std::uint64_t run_count = piece.size_bytes / runs_of(opened, job).size_bytes;
+                cost_bytes += piece.size_bytes + run_count * thresholds.read_call_bytes;
             } else {
                 cost_bytes += piece.size_bytes;
             }

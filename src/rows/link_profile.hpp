@@ -139,7 +139,7 @@ struct link_profile {
     std::uint64_t registering_call_bytes = 1 << 20;
     /// From this many threads on, loads only stage: registering pages at the same time gains little or
     /// nothing (samples/bench/NOTEBOOK.md, "what 4 cores can do, and when threads begin"). Threads that read
-    /// slices count by their rate.
+    /// slices more slowly than whole tensors count as fewer.
     unsigned min_load_threads = 9;
     /// Replaces min_load_threads on tmpfs while pages of an earlier load are being unregistered, which takes
     /// cores and the driver's locks. Pages of tmpfs are registered one by one, those of other file systems in

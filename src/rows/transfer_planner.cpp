@@ -39,7 +39,8 @@ void refuse_impossible(transfer how, const sample_facts& sample, const array_fac
     if (how == transfer::read && !array.has_files)
         throw unsupported(fmt::format("{} has rows with no file to read from", array.name));
     if (how == transfer::view && !sample.is_in_order)
-        throw unsupported("a view holds rows in the order of the file, so it needs the sequential order");
+        throw unsupported(
+            "a view of the mapping holds rows in the order of the file, so it needs the sequential order");
     const bool needs_map = how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
     if (needs_map && !array.is_mapped)
         throw unsupported(fmt::format("{} {}", array.name, array.not_mapped_reason));
@@ -287,9 +288,9 @@ transfer_plan plan_load_transfer(const load_facts& load) {
         return only(copied, "with so few cores, page-locking is faster if no thread stages meanwhile");
     const bool frees = load.is_unlocking && load.is_on_tmpfs();
     const unsigned limit = frees ? thresholds.min_load_threads_while_unlocking : thresholds.min_load_threads;
-    const auto readers = static_cast<unsigned>(load.threads * load.read_rate_ratio);
+    const auto readers = std::max(static_cast<unsigned>(load.threads * load.read_rate_ratio), 1U);
     constexpr auto text = "{} cores or threads read{}: page-locking beside it pays off with fewer than {}{}";
-    const auto as = readers < load.threads ? fmt::format(" slices at the rate of {}", readers) : "";
+    const auto as = readers < load.threads ? fmt::format(" slices at the rate of {} threads", readers) : "";
     const char* const when = frees ? " on tmpfs while pages of an earlier load are unlocked" : "";
     transfer_plan plan = only(staged, fmt::format(text, load.threads, as, limit, when));
     if (readers < limit) plan.parts.insert(plan.parts.begin(), copied);

@@ -374,6 +374,14 @@ constexpr std::size_t usual = alignof(std::max_align_t);
 [[gnu::noinline]] void* operator new[](std::size_t size, std::align_val_t alignment) {
     return allocate(size, static_cast<std::size_t>(alignment), true);
 }
+[[gnu::noinline]] void* operator new(std::size_t size, std::align_val_t alignment,
+                                     const std::nothrow_t&) noexcept {
+    return allocate(size, static_cast<std::size_t>(alignment), false);
+}
+[[gnu::noinline]] void* operator new[](std::size_t size, std::align_val_t alignment,
+                                       const std::nothrow_t&) noexcept {
+    return allocate(size, static_cast<std::size_t>(alignment), false);
+}
 [[gnu::noinline]] void operator delete(void* data) noexcept {
     std::free(data);
 }

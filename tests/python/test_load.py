@@ -514,7 +514,7 @@ class LoadIntoTest(unittest.TestCase):
         filled = numpy.zeros(2, records.dtype)
         pinflow.load_into(path, {"r": filled})
         numpy.testing.assert_array_equal(filled, records)
-        for message, wrong in (("Python objects", numpy.zeros(2, [("x", object)])), ("its destination", numpy.zeros(2, "V8")),
+        for message, wrong in (("Python objects", numpy.zeros(2, [("x", object)])), ("its destination of", numpy.zeros(2, "V8")),
                                ("little-endian", numpy.zeros(2, ">f8"))):
             with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):
                 pinflow.load_into(path, {"r": wrong})

@@ -43,8 +43,8 @@ auto without_gil(Function function) {
     return function();
 }
 
-/// Checks that the files of these rows have not been truncated: the last page that is left ends with zeros,
-/// without a fault. Reads the last byte of each file.
+/// Checks that the files of these rows have not been truncated, by reading the last byte of each. After a
+/// truncation, the rest of the last page reads as zeros, without a fault.
 /// @throws data_changed.
 void check_sizes(const row_source& rows, std::span<const std::uint64_t> ids) {
     if (rows.extents().empty() || rows.row_size_bytes() == 0) return;
@@ -68,13 +68,13 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
     const auto bytes = numbers.bytes();
     const std::span<const std::uint64_t> list(reinterpret_cast<const std::uint64_t*>(bytes.data()),
                                               bytes.size() / sizeof(std::uint64_t));
-    const std::vector<std::uint64_t> checked(list.begin(), list.end());  // which no other thread changes
+    const std::vector<std::uint64_t> row_ids(list.begin(), list.end());  // which no other thread changes
     without_gil([&] {
-        detail::check_row_request(*rows, checked, memory.bytes());
+        detail::check_row_request(*rows, row_ids, memory.bytes());
         detail::read_session session;
         const detail::row_reader reader(rows, detail::row_access::memory);
-        static_cast<void>(reader.read(checked, memory.bytes().data(), session));
-        check_sizes(*rows, checked);
+        static_cast<void>(reader.read(row_ids, memory.bytes().data(), session));
+        check_sizes(*rows, row_ids);
     });
 }
 

@@ -262,7 +262,7 @@ void save(const file_name& path, const std::vector<python_tensor>& tensors,
 /// The elements of an array, for is_readable: axes of long strides, and the bytes that the others cover.
 struct element_spans {
     static constexpr std::size_t max_axes = 64;
-    std::size_t axes = 0;
+    std::size_t axis_count = 0;
     std::array<std::uint64_t, max_axes> lengths{};
     std::array<std::int64_t, max_axes> strides{};
     std::uint64_t span_bytes = 0;
@@ -270,20 +270,20 @@ struct element_spans {
 
 /// Reads a byte of each page of each span.
 void touch(const volatile std::byte* first, const element_spans& elements) noexcept {
-    constexpr std::uint64_t page_bytes = 4096;  // or a divisor of it
+    constexpr std::uint64_t step_bytes = 4096;  // the page size, or a divisor of it
     std::array<std::uint64_t, element_spans::max_axes> index{};
     for (;;) {
-        for (std::uint64_t at = 0; at < elements.span_bytes; at += page_bytes)
+        for (std::uint64_t at = 0; at < elements.span_bytes; at += step_bytes)
             static_cast<void>(first[at]);
         static_cast<void>(first[elements.span_bytes - 1]);
         std::size_t axis = 0;
-        for (; axis < elements.axes; ++axis) {
+        for (; axis < elements.axis_count; ++axis) {
             first += elements.strides[axis];
             if (++index[axis] < elements.lengths[axis]) break;
             first -= elements.strides[axis] * static_cast<std::int64_t>(elements.lengths[axis]);
             index[axis] = 0;
         }
-        if (axis == elements.axes) return;
+        if (axis == elements.axis_count) return;
     }
 }
 
@@ -298,9 +298,9 @@ bool is_readable(std::uintptr_t address, const std::vector<std::uint64_t>& shape
     for (std::size_t axis = 0; axis < shape.size(); ++axis) {
         if (shape[axis] == 0) return true;
         if (shape[axis] == 1) continue;
-        if (std::abs(strides[axis]) >= min_skipped_bytes && elements.axes < element_spans::max_axes) {
-            elements.lengths[elements.axes] = shape[axis];
-            elements.strides[elements.axes++] = strides[axis];
+        if (std::abs(strides[axis]) >= min_skipped_bytes && elements.axis_count < element_spans::max_axes) {
+            elements.lengths[elements.axis_count] = shape[axis];
+            elements.strides[elements.axis_count++] = strides[axis];
             continue;
         }
         const std::int64_t way = strides[axis] * static_cast<std::int64_t>(shape[axis] - 1);

@@ -21,7 +21,7 @@ namespace {
 /// The entry of an array in the list of a file; the only one if `name` is empty.
 std::optional<array_listing> listing_of(const std::string& path, const std::string& name) {
     if (!name.empty() && format_of(path) == file_format::hdf5) {
-        // the list of all datasets takes long; of_name opens what is not there, and throws its error
+        // the list of all datasets takes long; if the name is missing, `open` in of_name throws the error
         try {
             return list_hdf5(path, name);
         } catch (const invalid_argument&) {

@@ -12,10 +12,10 @@ from . import _native
 from ._arrays import PathLike, spelling_of
 from ._errors import InvalidArgument, shown
 from ._load import Progress, is_name, load_with, path_texts
-from ._tensor_types import FLOATS, SPELLINGS
+from ._tensor_types import FLOATS, SPELLINGS, address_of
 
 
-class _Place(NamedTuple):
+class _Destination(NamedTuple):
     """Memory of the caller."""
 
     spelling: str
@@ -30,19 +30,20 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
 
         pinflow.load_into("model.safetensors", model.state_dict())
 
-    No memory is allocated for whole tensors. Those of the files that have no destination are not loaded. On a GPU, work on
-    PyTorch's current stream is waited for before anything is written. Destinations must not be resized meanwhile.
+    The tensors themselves are not allocated. Tensors of the files without a destination are not loaded. On a GPU, the call
+    first waits for the work on PyTorch's current stream. Destinations must not be resized meanwhile.
 
     Args:
         filenames: a file or a list of files, as for `load_files`.
-        tensors: the destinations by name: contiguous PyTorch tensors or numpy arrays in writable memory, all on one device,
-            of the shapes in the files. Floating-point numbers are cast to the type of the destination. Destinations may
-            share all of their memory, as tied weights do: the first of their names that the files have is loaded.
+        tensors: the destinations by name: contiguous PyTorch tensors or numpy arrays, all on one device, of the shapes in
+            the files. Floating-point numbers are cast to the type of the destination. Destinations of the same memory,
+            shape and type, such as tied weights, are filled once: with the first of their names that the files have. A
+            PyTorch tensor in memory that cannot be written to is not noticed, and may end the process.
         route, threads, progress, report: as for `load_files`.
 
     Raises:
-        InvalidArgument: a destination has another shape or type than its tensor, cannot be written to, overlaps with
-            another one, or has no tensor in the files. Nothing has been written then.
+        InvalidArgument: a destination has another shape or type than its tensor, is a numpy array that is read-only,
+            overlaps with another one, or has no tensor in the files. Nothing has been written then.
         All others as `load_files`: destinations may have been written to, in part or as a whole.
     """
     paths = path_texts([filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else filenames)
@@ -55,31 +56,31 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
     requests: List[Tuple[str, int, int, int, str]] = []
     addresses: List[int] = []
     devices: Dict[str, str] = {}
-    filled: Set[_Place] = set()
-    missing: Dict[str, _Place] = {}
+    filled: Set[_Destination] = set()
+    missing: Dict[str, _Destination] = {}
     for name, tensor in kept:
-        place = _place_of(name, tensor)
-        devices.setdefault(place.device, name)
+        destination = _destination_of(name, tensor)
+        devices.setdefault(destination.device, name)
         if name not in stored:
-            missing[name] = place
+            missing[name] = destination
             continue
         spelling, shape = stored[name]
-        if shape != place.shape:
-            raise InvalidArgument(f"the tensor {name!r} has the shape {shape}, and its destination {place.shape}")
-        if spelling != place.spelling and not (spelling in FLOATS and place.spelling in FLOATS):
-            raise InvalidArgument(f"the tensor {name!r} has elements of {spelling}, and its destination {place.spelling}: only "
-                                  "little-endian floating-point numbers are cast")
-        if place in filled:
+        if shape != destination.shape:
+            raise InvalidArgument(f"the tensor {name!r} has the shape {shape}, and its destination {destination.shape}")
+        if spelling != destination.spelling and not (spelling in FLOATS and destination.spelling in FLOATS):
+            raise InvalidArgument(f"the tensor {name!r} has elements of {spelling}, and its destination of "
+                                  f"{destination.spelling}: only little-endian floating-point numbers are cast")
+        if 0 in shape or destination in filled:
             continue
-        filled.add(place)
-        if 0 not in shape:
-            requests.append((name, -1, 0, 0, "" if spelling == place.spelling else place.spelling))
-            addresses.append(place.address)
-    lacking = [name for name, place in missing.items() if place not in filled]
-    if len(lacking) > 1 and len(lacking) == len(kept):
-        raise InvalidArgument(f"none of the {len(kept)} destinations, such as {lacking[0]!r}, has a tensor of its name in the "
-                              f"files, which have {len(stored)}, such as {shown(next(iter(stored), None))}")
-    for name in lacking:
+        filled.add(destination)
+        requests.append((name, -1, 0, 0, "" if spelling == destination.spelling else destination.spelling))
+        addresses.append(destination.address)
+    unmatched = [name for name, destination in missing.items() if destination not in filled]
+    if len(unmatched) > 1 and len(unmatched) == len(kept):
+        others = f": they have {shown(next(iter(stored)))}, for example" if stored else ""
+        raise InvalidArgument(f"none of the {len(kept)} destinations, such as {unmatched[0]!r}, has a tensor of its name in "
+                              f"the files{others}")
+    for name in unmatched:
         files.check(name)  # says why it cannot be loaded
     if len(devices) > 1:
         (one, first), (other, second) = list(devices.items())[:2]
@@ -89,25 +90,25 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
     if device != "host":
         torch.cuda.current_stream(int(device.split(":")[1])).synchronize()
     if torch is not None:
-        _note_changes(torch, [each for _, each in kept if isinstance(each, torch.Tensor)])
+        _note_changes([each for _, each in kept if isinstance(each, torch.Tensor)])
     load_with(functools.partial(files.load, requests, destinations=addresses), device, "dlpack", route, threads, progress,
               report)
 
 
-def _note_changes(torch: Any, tensors: List[Any]) -> None:
-    """Tells autograd that tensors change, so that it does not use them as if they were those that it saved."""
+def _note_changes(tensors: List[Any]) -> None:
+    """Increments the versions of tensors, so that autograd refuses what it saved of them before."""
     increment = getattr(importlib.import_module("torch.autograd.graph"), "increment_version", None)
     for each in tensors:
         if increment is not None and not each.is_inference():
             increment(each)
 
 
-def _place_of(name: Any, tensor: Any) -> _Place:
+def _destination_of(name: Any, tensor: Any) -> _Destination:
     torch: Any = sys.modules.get("torch")
     if not is_name(name):
         raise InvalidArgument(f"destinations are given by name, a str in valid Unicode, not by {shown(name)}")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        return _place_of_torch(torch, name, tensor)
+        return _destination_of_torch(torch, name, tensor)
     import numpy
 
     if not isinstance(tensor, numpy.ndarray):
@@ -120,10 +121,10 @@ def _place_of(name: Any, tensor: Any) -> _Place:
         raise InvalidArgument(f"the destination {name!r} is not {what}")
     is_record = tensor.dtype.names is not None
     spelling = str(tensor.dtype.descr) if is_record else spelling_of(tensor.dtype)
-    return _Place(spelling, tensor.shape, tensor.ctypes.data, "host")
+    return _Destination(spelling, tensor.shape, tensor.ctypes.data, "host")
 
 
-def _place_of_torch(torch: Any, name: str, tensor: Any) -> _Place:
+def _destination_of_torch(torch: Any, name: str, tensor: Any) -> _Destination:
     if torch.nn.parameter.is_lazy(tensor):
         raise InvalidArgument(f"the destination {name!r} is uninitialized")
     if tensor.is_nested:
@@ -133,13 +134,7 @@ def _place_of_torch(torch: Any, name: str, tensor: Any) -> _Place:
     if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
         raise InvalidArgument(f"the destination {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU "
                               "or a CUDA device can be filled")
-    try:
-        address = tensor.data_ptr()
-    except RuntimeError:
-        address = 0
-    if address == 0 and tensor.numel() != 0:
-        raise InvalidArgument(f"the destination {name!r} is a {type(tensor).__name__} without memory of its own; "
-                              "for a DTensor, pass what to_local() gives")
+    address = address_of(f"the destination {name!r}", tensor, "pass")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         what = "not contiguous" if not tensor.is_contiguous() else "a conjugate or negative view"
         raise InvalidArgument(f"the destination {name!r} is {what}")
@@ -147,4 +142,4 @@ def _place_of_torch(torch: Any, name: str, tensor: Any) -> _Place:
     if spelling is None:
         raise InvalidArgument(f"the destination {name!r} has elements of {tensor.dtype}, which pinflow cannot load")
     device = "host" if tensor.device.type == "cpu" else f"cuda:{tensor.device.index}"
-    return _Place(spelling, tuple(tensor.shape), address, device)
+    return _Destination(spelling, tuple(tensor.shape), address, device)

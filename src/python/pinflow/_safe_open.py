@@ -206,10 +206,10 @@ class safe_open:  # named as in safetensors, whose place it takes
             shape = self._shape(name)
             if not isinstance(part, tuple) or len(part) != 3 or not all(_is_number(each) for each in part):
                 raise InvalidArgument(f"a slice is (axis, begin, end), not {shown(part)}")
-            axis, begin, end = (int(each) for each in part)
-            axis += len(shape) if axis < 0 else 0
+            given, begin, end = (int(each) for each in part)
+            axis = given + len(shape) if given < 0 else given
             if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
-                raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {axis}")
+                raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {given}")
             requests.append((name, axis, begin, end, ""))
         return self._load_all(requests)
 

@@ -11,7 +11,7 @@ from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy
 from ._errors import DataChanged, InvalidArgument, shown
 from ._load import DeviceTensor, Progress
 from ._streams import consumer_stream
-from ._tensor_types import FORMAT_NAMES, SPELLINGS
+from ._tensor_types import FORMAT_NAMES, SPELLINGS, address_of
 
 
 def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None, *,
@@ -84,13 +84,13 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         if tensor.is_nested or torch.nn.parameter.is_lazy(tensor):
             what = "nested" if tensor.is_nested else "not initialized"
             raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors can be saved")
-        start = _address_of(name, tensor)
+        start = address_of(f"the tensor {name!r}", tensor, "save")
         is_copied = not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
         if is_copied and tensor.device.type == "cpu":
             size = tensor.element_size()
             _check_readable(name, start, tensor.shape, [step * size for step in tensor.stride()], size)
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
-        address = _address_of(name, flat)
+        address = address_of(f"the tensor {name!r}", flat, "save")
         spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
         if spelling is None:
             raise InvalidArgument(f"the tensor {name!r} has elements of {flat.dtype}, which pinflow cannot save")
@@ -120,18 +120,6 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
     flat = bytes_of(contiguous)
     return (name, spelling, builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
-
-
-def _address_of(name: str, tensor: Any) -> int:
-    """Where the memory of a PyTorch tensor begins."""
-    try:
-        address = int(tensor.data_ptr())
-    except RuntimeError:
-        raise InvalidArgument(f"the tensor {name!r} has no memory of its own, as within torch.vmap") from None
-    if address == 0 and tensor.numel() != 0:
-        raise InvalidArgument(f"the tensor {name!r} is a {type(tensor).__name__} without memory of its own; for a DTensor, "
-                              "save what full_tensor() or to_local() gives")
-    return address
 
 
 def _check_readable(name: str, address: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:

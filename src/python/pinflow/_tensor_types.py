@@ -31,6 +31,22 @@ def torch_type(torch: Any, spelling: str, name: str) -> Any:
     return found
 
 
+def address_of(what: str, tensor: Any, verb: str) -> int:
+    """Where the memory of a PyTorch tensor begins. `what` begins a message, `verb` begins its advice.
+
+    Raises:
+        InvalidArgument: it has no memory of its own.
+    """
+    try:
+        address = int(tensor.data_ptr())
+    except RuntimeError:
+        raise InvalidArgument(f"{what} has no memory of its own, as within torch.vmap") from None
+    if address == 0 and tensor.numel() != 0:
+        raise InvalidArgument(f"{what} is a {type(tensor).__name__} without memory of its own; for a DTensor, {verb} what "
+                              "to_local() gives")
+    return address
+
+
 def float_spelling(dtype: Any) -> str:
     """How the library spells a type of floating-point numbers, of PyTorch, numpy or safetensors.
 
