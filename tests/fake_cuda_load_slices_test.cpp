@@ -30,18 +30,10 @@ struct sliced_tensor {
     std::uint64_t end = 0;
 };
 
-/// Loads a slice of each tensor along axis 1, and checks its bytes.
-load_report check_slices(load_backend& backend, const std::vector<sliced_tensor>& slices,
-                         const load_options& options) {
+/// Writes tensors, loads the requested slices of them, and checks their bytes.
+load_report check_load(load_backend& backend, const std::vector<model_tensor>& model,
+                       const std::vector<tensor_request>& requests, const load_options& options) {
     const temporary_folder folder;
-    std::vector<model_tensor> model;
-    std::vector<tensor_request> requests;
-    for (const sliced_tensor& each : slices) {
-        model.push_back(
-            random_tensor(fmt::format("w{}", model.size()), dtype::of<std::uint8_t>(), each.shape));
-        requests.push_back({.name = model.back().name,
-                            .slice = tensor_slice{.axis = 1, .begin = each.begin, .end = each.end}});
-    }
     write_model(folder / "a.safetensors", model);
     const tensor_files files({folder / "a.safetensors"});
     const loaded_tensors loaded = files.load(requests, backend.device(), options);
@@ -53,8 +45,23 @@ load_report check_slices(load_backend& backend, const std::vector<sliced_tensor>
     detail::wait_for_released_pages();
     CHECK(backend.lock.locked.empty());
     CHECK(backend.cut_strided_copies == 0);
-    CHECK(backend.short_strided_copies == 0);
     return loaded.report;
+}
+
+/// Loads a slice of each tensor along axis 1, and checks its bytes.
+load_report check_slices(load_backend& backend, const std::vector<sliced_tensor>& slices,
+                         const load_options& options) {
+    std::vector<model_tensor> model;
+    std::vector<tensor_request> requests;
+    for (const sliced_tensor& each : slices) {
+        model.push_back(
+            random_tensor(fmt::format("w{}", model.size()), dtype::of<std::uint8_t>(), each.shape));
+        requests.push_back({.name = model.back().name,
+                            .slice = tensor_slice{.axis = 1, .begin = each.begin, .end = each.end}});
+    }
+    const load_report report = check_load(backend, model, requests, options);
+    CHECK(backend.short_strided_copies == 0);
+    return report;
 }
 
 /// Registers pieces of 3 MiB.
@@ -133,7 +140,6 @@ TEST_CASE("load: random slices of random tensors are loaded, from pages and thro
         const std::uint64_t at_least = std::uint64_t{1} << (first + below(last - first));
         return at_least + below(at_least);
     };
-    const temporary_folder folder;
     std::uint64_t copied_bytes = 0, strided_bytes = 0, staged_strided_bytes = 0;
     for (unsigned round = 0; round < 12; ++round) {
         CAPTURE(round);
@@ -160,23 +166,13 @@ TEST_CASE("load: random slices of random tensors are loaded, from pages and thro
             destinations.emplace_back(shape[0] * count * chosen * index * type.size_bytes());
             requests.back().destination = destinations.back().data();
         }
-        write_model(folder / "a.safetensors", model);
         load_backend& backend = new_backend();
         load_options options;
         options.route = is_copied ? load_route::copy : round % 3 == 1 ? load_route::both : load_route::staged;
         options.threads = round % 2;
         options.pin_budget_bytes = std::uint64_t{is_copied ? 96U : 8U} << 20;  // pieces of 6 and 1 MiB
-        const tensor_files files({folder / "a.safetensors"});
-        const loaded_tensors loaded = files.load(requests, backend.device(), options);
-        for (std::size_t i = 0; i < model.size(); ++i) {
-            CAPTURE(i);
-            CHECK(bytes_of(loaded.tensors[i]) == sliced(model[i], *requests[i].slice));
-        }
-        CHECK(loaded.report.copied_bytes + loaded.report.staged_bytes == loaded.report.size_bytes);
-        CHECK(backend.cut_strided_copies == 0);
-        copied_bytes += loaded.report.copied_bytes;
+        copied_bytes += check_load(backend, model, requests, options).copied_bytes;
         (options.route == load_route::staged ? staged_strided_bytes : strided_bytes) += backend.strided_bytes;
-        detail::wait_for_released_pages();
     }
     CHECK(copied_bytes > 0);
     CHECK(strided_bytes > 0);

@@ -76,8 +76,7 @@ enum class load_route {
     /// threads `both` (3 if the files are on tmpfs, and pages of an earlier load are still being unlocked).
     /// Threads that read slices more slowly than whole tensors count as fewer, so `both` is also chosen with
     /// more of them. With more threads `staged`, and also if less than 32 MiB can take the route `copy`, or
-    /// if more than a quarter of
-    /// the sampled pages are not in the page cache.
+    /// if more than a quarter of the sampled pages are not in the page cache.
     automatic,
     /// The pages of the files are page-locked in place, and the copy engine reads them. Only for bytes that
     /// need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more, or

@@ -392,8 +392,8 @@ void convert(const argument_list& arguments) {
     refuse_matching_target(parsed->source, parsed->target);
     const auto elements = open_source(*parsed);
     const std::vector<conversion> conversions = plan(*parsed, *elements);
-    check_nothing_is_lost(parsed->source,
-                          parsed->target);  // after plan, which refuses an IN:NAME that is missing
+    // after plan, which refuses an IN:NAME that is missing
+    check_nothing_is_lost(parsed->source, parsed->target);
     const std::uint64_t bytes = convert_all(*parsed, *elements, conversions);
     const double seconds = seconds_since(start);
     print(fmt::format("{}: {}, {} in {:.3f} s, {:.2f} GB/s\n{}", escaped(parsed->target.path),

@@ -514,8 +514,8 @@ class LoadIntoTest(unittest.TestCase):
         filled = numpy.zeros(2, records.dtype)
         pinflow.load_into(path, {"r": filled})
         numpy.testing.assert_array_equal(filled, records)
-        for message, wrong in (("Python objects", numpy.zeros(2, [("x", object)])), ("its destination of", numpy.zeros(2, "V8")),
-                               ("little-endian", numpy.zeros(2, ">f8"))):
+        for message, wrong in (("Python objects", numpy.zeros(2, [("x", object)])),
+                               ("its destination of", numpy.zeros(2, "V8")), ("little-endian", numpy.zeros(2, ">f8"))):
             with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):
                 pinflow.load_into(path, {"r": wrong})
 
@@ -568,7 +568,7 @@ class LoadIntoTest(unittest.TestCase):
     def test_tensors_without_memory_are_refused(self):
         pinflow.save_file({"a": numpy.ones((4, 4), numpy.float32)}, self.path)
         wrong = {"meta": torch.empty(4, 4, device="meta"), "sparse": torch.eye(4).to_sparse(),
-                 "not contiguous": torch.zeros(4, 4).t()[1:].t(), "uninitialized": torch.nn.UninitializedParameter(),
+                 "not contiguous": torch.zeros(4, 4).t()[1:].t(), "not initialized": torch.nn.UninitializedParameter(),
                  "is nested": torch.nested.nested_tensor([torch.zeros(4)])}
         for message, destination in wrong.items():
             with self.subTest(message), self.assertRaisesRegex(pinflow.InvalidArgument, message):

@@ -62,7 +62,6 @@ std::shared_ptr<opened_array> opened_array::open(const std::string& text, bool s
 }
 
 std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, const std::string& name) {
-    const file_identity identity = input_file(path).identity();
     const std::optional<array_listing> listed = listing_of(path, name);
     // `open` maps an array, and throws the error if it does not exist or cannot be opened
     if (!listed || !listed->dtype || listed->mappable)
@@ -72,7 +71,7 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     made->reason_ = listed->reason;
     made->label_ = name.empty() ? path : path + ":" + listed->name;
     made->path_ = path;
-    made->identity_ = identity;
+    made->identity_ = input_file(path).identity();
     made->name_ = name;
     // a member of a .npz archive can be decoded only as a whole, so its rows are those of the decoded
     // elements

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import os
 import sys
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
@@ -12,7 +11,7 @@ from . import _native
 from ._arrays import PathLike, spelling_of
 from ._errors import InvalidArgument, shown
 from ._load import Progress, is_name, load_with, path_texts
-from ._tensor_types import FLOATS, SPELLINGS, address_of
+from ._tensor_types import FLOATS, SPELLINGS, address_of, check_dense
 
 
 class _Destination(NamedTuple):
@@ -90,14 +89,14 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
     if device != "host":
         torch.cuda.current_stream(int(device.split(":")[1])).synchronize()
     if torch is not None:
-        _note_changes([each for _, each in kept if isinstance(each, torch.Tensor)])
+        _note_changes(torch, [each for _, each in kept if isinstance(each, torch.Tensor)])
     load_with(functools.partial(files.load, requests, destinations=addresses), device, "dlpack", route, threads, progress,
               report)
 
 
-def _note_changes(tensors: List[Any]) -> None:
+def _note_changes(torch: Any, tensors: List[Any]) -> None:
     """Increments the versions of tensors, so that autograd refuses what it saved of them before."""
-    increment = getattr(importlib.import_module("torch.autograd.graph"), "increment_version", None)
+    increment = getattr(torch.autograd.graph, "increment_version", None)
     for each in tensors:
         if increment is not None and not each.is_inference():
             increment(each)
@@ -125,15 +124,7 @@ def _destination_of(name: Any, tensor: Any) -> _Destination:
 
 
 def _destination_of_torch(torch: Any, name: str, tensor: Any) -> _Destination:
-    if torch.nn.parameter.is_lazy(tensor):
-        raise InvalidArgument(f"the destination {name!r} is uninitialized")
-    if tensor.is_nested:
-        raise InvalidArgument(f"the destination {name!r} is nested: only dense tensors can be filled")
-    if tensor.device.type == "meta":
-        raise InvalidArgument(f"the destination {name!r} is on the device meta: allocate it first, as Module.to_empty does")
-    if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
-        raise InvalidArgument(f"the destination {name!r} is {tensor.layout} on {tensor.device}: only dense tensors on the CPU "
-                              "or a CUDA device can be filled")
+    check_dense(torch, f"the destination {name!r}", tensor, "filled")
     address = address_of(f"the destination {name!r}", tensor, "pass")
     if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
         what = "not contiguous" if not tensor.is_contiguous() else "a conjugate or negative view"

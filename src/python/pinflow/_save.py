@@ -11,7 +11,7 @@ from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy
 from ._errors import DataChanged, InvalidArgument, shown
 from ._load import DeviceTensor, Progress
 from ._streams import consumer_stream
-from ._tensor_types import FORMAT_NAMES, SPELLINGS, address_of
+from ._tensor_types import FORMAT_NAMES, SPELLINGS, address_of, check_dense
 
 
 def save_file(tensors: Dict[str, Any], filename: PathLike, metadata: Optional[Dict[str, str]] = None, *,
@@ -78,12 +78,7 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     if not isinstance(name, str) or not _is_unicode(name):
         raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {shown(name)}")
     if torch is not None and isinstance(tensor, torch.Tensor):
-        if tensor.layout != torch.strided or tensor.device.type not in ("cpu", "cuda"):
-            what = f"of layout {tensor.layout}" if tensor.layout != torch.strided else f"on the device {tensor.device}"
-            raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors on the CPU or a CUDA device can be saved")
-        if tensor.is_nested or torch.nn.parameter.is_lazy(tensor):
-            what = "nested" if tensor.is_nested else "not initialized"
-            raise InvalidArgument(f"the tensor {name!r} is {what}: only dense tensors can be saved")
+        check_dense(torch, f"the tensor {name!r}", tensor, "saved")
         start = address_of(f"the tensor {name!r}", tensor, "save")
         is_copied = not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
         if is_copied and tensor.device.type == "cpu":

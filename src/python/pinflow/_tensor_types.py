@@ -31,6 +31,23 @@ def torch_type(torch: Any, spelling: str, name: str) -> Any:
     return found
 
 
+def check_dense(torch: Any, what: str, tensor: Any, verb: str) -> None:
+    """Checks that a PyTorch tensor has elements in memory of the CPU or of a CUDA device. `what` begins the message.
+
+    Raises:
+        InvalidArgument: it has not.
+    """
+    if torch.nn.parameter.is_lazy(tensor):
+        raise InvalidArgument(f"{what} is not initialized: only dense tensors can be {verb}")
+    if tensor.is_nested:
+        raise InvalidArgument(f"{what} is nested: only dense tensors can be {verb}")
+    if tensor.layout != torch.strided:
+        raise InvalidArgument(f"{what} is of layout {tensor.layout}: only dense tensors can be {verb}")
+    if tensor.device.type not in ("cpu", "cuda"):
+        raise InvalidArgument(f"{what} is on the device {tensor.device}: only tensors on the CPU or a CUDA device can be "
+                              f"{verb}")
+
+
 def address_of(what: str, tensor: Any, verb: str) -> int:
     """Where the memory of a PyTorch tensor begins. `what` begins a message, `verb` begins its advice.
 
