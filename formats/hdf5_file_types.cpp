@@ -154,6 +154,9 @@ type_handle convert(const dtype& type) {
             return type.is_structured() ? structured_type(type) : opaque_type(type, "");
         case dtype_kind::unicode:        // HDF5's strings are UTF-8
         case dtype_kind::float8_e4m3fn:  // indistinguishable from the 8-bit float with infinities
+        case dtype_kind::float8_e4m3fnuz:
+        case dtype_kind::float8_e5m2fnuz:
+        case dtype_kind::float8_e8m0fnu:  // without a mantissa
             break;
     }
     throw_unsupported("holds {}, which HDF5 has no type for; it can hold the same bytes as |V{}",

@@ -112,19 +112,12 @@ dtype type_in_file(const dtype& type) {
             field.type = type_in_file(field.type);
         return dtype::structured(std::move(fields), type.size_bytes());
     }
-    switch (type.kind()) {
-        case dtype_kind::bfloat16:
-            if (!type.is_little_endian()) {
-                throw invalid_argument(
-                    "a .npy file cannot tell that bfloat16 is big-endian; convert it to little-endian first");
-            }
-            [[fallthrough]];
-        case dtype_kind::float8_e4m3fn:
-        case dtype_kind::float8_e5m2:
-            return {dtype_kind::opaque, type.size_bytes()};
-        default:
-            return type;
+    if (type.is_known_to_numpy()) return type;
+    if (!type.is_little_endian()) {
+        throw invalid_argument(
+            "a .npy file cannot tell that bfloat16 is big-endian; convert it to little-endian first");
     }
+    return {dtype_kind::opaque, type.size_bytes()};
 }
 
 /// Converts UTF-8 text to Latin-1; empty if it has other characters.

@@ -98,10 +98,7 @@ class header_parser {
         const std::string_view descr = parse_string();
         if (!descr.starts_with('[')) {
             dtype type = dtype::parse(descr);
-            if (type.kind() != dtype_kind::bfloat16 && type.kind() != dtype_kind::float8_e4m3fn &&
-                type.kind() != dtype_kind::float8_e5m2) {
-                return type;
-            }
+            if (type.is_known_to_numpy()) return type;
         }
         detail::throw_format_error("type {} is not one that numpy writes", detail::quote(descr));
     }

@@ -37,6 +37,9 @@ std::span<const safetensors_type> safetensors_types() noexcept {
         {"I8", 8, signed_integer},
         {"F8_E5M2", 8, float8_e5m2},
         {"F8_E4M3", 8, float8_e4m3fn},
+        {"F8_E8M0", 8, float8_e8m0fnu},
+        {"F8_E4M3FNUZ", 8, float8_e4m3fnuz},
+        {"F8_E5M2FNUZ", 8, float8_e5m2fnuz},
         {"I16", 16, signed_integer},
         {"U16", 16, unsigned_integer},
         {"F16", 16, floating},
@@ -52,9 +55,6 @@ std::span<const safetensors_type> safetensors_types() noexcept {
         {"F4", 4, {}},
         {"F6_E2M3", 6, {}},
         {"F6_E3M2", 6, {}},
-        {"F8_E8M0", 8, {}},
-        {"F8_E4M3FNUZ", 8, {}},
-        {"F8_E5M2FNUZ", 8, {}},
     }};
     return types;
 }

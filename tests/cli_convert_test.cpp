@@ -234,11 +234,13 @@ TEST_CASE("convert: reinterprets bytes as another type, then casts numbers") {
     const std::string floats = folder / "floats.safetensors";
     write_file(floats, cli::safetensors(R"({"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]},)"
                                         R"("b":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[2,4]},)"
-                                        R"("c":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[4,6]}})",
-                                        "abcdef"));
+                                        R"("c":{"dtype":"F8_E5M2","shape":[2],"data_offsets":[4,6]},)"
+                                        R"("d":{"dtype":"F8_E8M0","shape":[1],"data_offsets":[6,7]}})",
+                                        "abcdefg"));
     const std::string said = run_tool({"convert", floats, folder / "floats.npz"}).output;
     CHECK(said.find("no float8_e4m3fn: 'a' is written as |V1") != std::string::npos);
     CHECK(said.find("no float8_e5m2: 'b', 'c' are written as |V1") != std::string::npos);
+    CHECK(said.find("no float8_e8m0fnu: 'd' is written as |V1") != std::string::npos);
     check_content(read_back(out), {"|V2", "(4,)", half.bytes});
     convert({out, folder / "back.npy", "--view-as", "bfloat16", "--dtype", "float32"});
     CHECK(read_back(folder / "back.npy").bytes.substr(0, 4) == bytes_of<float>({1.5F}));

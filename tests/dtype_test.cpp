@@ -163,7 +163,7 @@ TEST_CASE("dtype: refuses what numpy rejects") {
                                     "bfloat8",
                                     "B2",
                                     "E1",
-                                    "float8_e5m2fnuz",
+                                    "float8_e4m3",
                                     "\x93",
                                     "f4\n"}) {
         CAPTURE(descr);
@@ -296,15 +296,22 @@ TEST_CASE("dtype: names types that numpy lacks as ml_dtypes does") {
     CHECK(dtype::parse("bfloat16") == dtype(dtype_kind::bfloat16, 2));
     CHECK(dtype::parse("float8_e4m3fn") == dtype(dtype_kind::float8_e4m3fn, 1));
     CHECK(dtype::parse("float8_e5m2") == dtype(dtype_kind::float8_e5m2, 1));
+    CHECK(dtype::parse("float8_e8m0fnu") == dtype(dtype_kind::float8_e8m0fnu, 1));
+    CHECK(dtype::parse("float8_e4m3fnuz") == dtype(dtype_kind::float8_e4m3fnuz, 1));
+    CHECK(dtype::parse("float8_e5m2fnuz") == dtype(dtype_kind::float8_e5m2fnuz, 1));
     CHECK(dtype::parse("<bfloat16") == dtype::parse("bfloat16"));
     CHECK(dtype::parse(">bfloat16") == dtype(dtype_kind::bfloat16, 2, std::endian::big));
-    for (const char* const descr : {"bfloat16", ">bfloat16", "float8_e4m3fn", "float8_e5m2"}) {
+    for (const char* const descr : {"bfloat16", ">bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu",
+                                    "float8_e4m3fnuz", "float8_e5m2fnuz"}) {
         CHECK(dtype::parse(descr).descr() == descr);
+        CHECK_FALSE(dtype::parse(descr).is_known_to_numpy());
     }
     CHECK(dtype::parse(">bfloat16").little_endian() == dtype::parse("bfloat16"));
     CHECK_FALSE(dtype::parse(">bfloat16").is_little_endian());
     CHECK(dtype(dtype_kind::float8_e5m2, 1, std::endian::big) == dtype::parse("float8_e5m2"));
     CHECK(dtype::parse("bfloat16") != dtype::parse("<f2"));
+    CHECK(dtype::parse("<f2").is_known_to_numpy());
+    CHECK(dtype::parse("|V1").is_known_to_numpy());
     CHECK(dtype::parse("float8_e5m2") != dtype::parse("float8_e4m3fn"));
     CHECK_THROWS_AS(dtype(dtype_kind::bfloat16, 4), pinflow::invalid_argument);
     CHECK_THROWS_AS(dtype(dtype_kind::float8_e5m2, 2), pinflow::invalid_argument);

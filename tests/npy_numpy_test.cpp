@@ -105,20 +105,41 @@ bool can_be_counted(const array_view& view) {
 std::string descr_in_file(const dtype& type) {
     std::string descr = type.descr();
     const std::string quote = type.fields().empty() ? "" : "'";
-    for (const auto& [name, stored] :
-         {std::pair("bfloat16", "|V2"), std::pair("float8_e4m3fn", "|V1"), std::pair("float8_e5m2", "|V1")}) {
-        for (std::size_t at = 0; (at = descr.find(quote + name + quote, at)) != descr.npos;) {
-            descr.replace(at + quote.size(), std::string_view(name).size(), stored);
+    // a name that begins with another one stands before it
+    for (const std::string_view name : {"bfloat16", "float8_e4m3fnuz", "float8_e4m3fn", "float8_e5m2fnuz",
+                                        "float8_e5m2", "float8_e8m0fnu"}) {
+        for (std::size_t at = 0;
+             (at = descr.find(fmt::format("{0}{1}{0}", quote, name), at)) != descr.npos;) {
+            descr.replace(at + quote.size(), name.size(), name == "bfloat16" ? "|V2" : "|V1");
         }
     }
     return descr;
 }
 
 dtype random_simple_type(std::mt19937_64& random) {
-    constexpr const char* descrs[] = {
-        "|b1",           "|i1",         "<i2",  ">u4", "<i8",      ">f2",          "<f4",
-        ">f8",           "<f16",        ">c8",  "|S7", "|V3",      "<M8[25us]",    ">m8",
-        "float8_e4m3fn", "float8_e5m2", "<c32", "|S1", "bfloat16", "<M8[generic]", "|u1"};
+    constexpr const char* descrs[] = {"|b1",
+                                      "|i1",
+                                      "<i2",
+                                      ">u4",
+                                      "<i8",
+                                      ">f2",
+                                      "<f4",
+                                      ">f8",
+                                      "<f16",
+                                      ">c8",
+                                      "|S7",
+                                      "|V3",
+                                      "<M8[25us]",
+                                      ">m8",
+                                      "float8_e4m3fn",
+                                      "float8_e5m2",
+                                      "<c32",
+                                      "|S1",
+                                      "bfloat16",
+                                      "<M8[generic]",
+                                      "|u1",
+                                      "float8_e8m0fnu",
+                                      "float8_e4m3fnuz"};
     return dtype::parse(descrs[random() % std::size(descrs)]);
 }
 

@@ -73,12 +73,8 @@ TEST_CASE("safetensors header: knows every type of the format, and names those t
         CHECK(header.tensors[0].dtype == type);
         CHECK(header.tensors[0].type_name == name);
     }
-    for (const auto& [name, bits] : std::map<std::string, std::size_t>{{"F4", 4},
-                                                                       {"F6_E2M3", 6},
-                                                                       {"F6_E3M2", 6},
-                                                                       {"F8_E8M0", 8},
-                                                                       {"F8_E4M3FNUZ", 8},
-                                                                       {"F8_E5M2FNUZ", 8}}) {
+    for (const auto& [name, bits] :
+         std::map<std::string, std::size_t>{{"F4", 4}, {"F6_E2M3", 6}, {"F6_E3M2", 6}}) {
         CAPTURE(name);
         const auto header =
             parsed(file_of(only(name, "[2,4]", fmt::format("[0,{}]", bits)), std::string(bits, 'x')));

@@ -51,7 +51,7 @@ TEST_CASE("safetensors: opens a tensor in place") {
     const std::string path = folder / "model.safetensors";
     const std::string json =
         "{" + entry("a", "U8", "[3]", "[0,3]") + "," + entry("b", "F32", "[2,1]", "[3,11]") + "," +
-        entry("c", "I64", "[0]", "[11,11]") + "," + entry("d", "F8_E8M0", "[1]", "[11,12]") + "}";
+        entry("c", "I64", "[0]", "[11,11]") + "," + entry("d", "F4", "[2]", "[11,12]") + "}";
     write_file(path, file_of(json, "abc12345678d"));
     const std::uint64_t data = 8 + json.size();
 
@@ -68,7 +68,7 @@ TEST_CASE("safetensors: opens a tensor in place") {
     CHECK(contains(message_of<pinflow::invalid_argument>([&] { pinflow::open_safetensors(path, "e"); }),
                    "cannot open 'e' of '" + path + "': none of its 4 tensors has that name"));
     CHECK(contains(message_of<pinflow::unsupported>([&] { pinflow::open_safetensors(path, "d"); }),
-                   "cannot open 'd' of '" + path + "': pinflow has no elements of the type F8_E8M0"));
+                   "cannot open 'd' of '" + path + "': pinflow has no elements of the type F4"));
 
     const auto both = pinflow::open_safetensors(path, {"c", "b"});
     REQUIRE(both.size() == 2);
@@ -93,7 +93,7 @@ TEST_CASE("safetensors: opens a tensor in place") {
     CHECK_FALSE(listings[3].mappable);
     CHECK_FALSE(listings[3].dtype.has_value());
     CHECK(listings[3].size_bytes == 1);
-    CHECK(contains(listings[3].reason, "F8_E8M0"));
+    CHECK(contains(listings[3].reason, "F4"));
 }
 
 TEST_CASE("safetensors: opening reads the header alone, and refuses before it reads much") {

@@ -50,7 +50,10 @@ enum class type_code : std::uint8_t {
     complex = 5,
     boolean = 6,
     float8_e4m3fn = 10,
+    float8_e4m3fnuz = 11,
     float8_e5m2 = 12,
+    float8_e5m2fnuz = 13,
+    float8_e8m0fnu = 14,
 };
 
 struct data_type {

@@ -58,9 +58,9 @@ dtype parse_dtype(std::string_view flag, const std::string& text) {
         try {
             return dtype::parse(text);
         } catch (const error& failure) {
-            throw usage_error(
-                fmt::format("{} takes a type as numpy spells it, bfloat16, float8_e4m3fn or float8_e5m2: {}",
-                            flag, failure.what()));
+            throw usage_error(fmt::format(
+                "{} takes a type as numpy or ml_dtypes spells it, such as float32 or bfloat16: {}", flag,
+                failure.what()));
         }
     }();
     if (!parsed.is_little_endian()) {
@@ -178,13 +178,12 @@ conversion plan_one(const convert_arguments& arguments, const std::string& sourc
             readable_count(source.size_bytes(), "byte", "bytes"), viewed.descr(), viewed.size_bytes()));
     }
     if (viewed != target && !pinflow::detail::can_cast(viewed, target)) {
-        throw invalid_argument(
-            fmt::format("cannot convert {}: {} cannot be cast to {} (--dtype casts booleans, integers and "
-                        "floats of at most 8 "
-                        "bytes to one another, and complex numbers of at most 16 bytes to one another; "
-                        "--view-as reinterprets "
-                        "the bytes)",
-                        what(), viewed.descr(), target.descr()));
+        throw invalid_argument(fmt::format(
+            "cannot convert {}: {} cannot be cast to {} (--dtype casts booleans, integers and "
+            "floats of at most 8 bytes, except float8_e8m0fnu and float8_*fnuz, to one another, and "
+            "complex numbers of at most 16 bytes to one another; --view-as reinterprets the "
+            "bytes)",
+            what(), viewed.descr(), target.descr()));
     }
     conversion planned{source_name, source, viewed, {std::move(target_name), target, std::move(shape)}};
     check_type_fits(arguments.target.format, planned, what());
@@ -359,7 +358,9 @@ std::string notes_on(const convert_arguments& arguments, const std::vector<conve
     const file_format format = arguments.target.format;
     if (format != file_format::npy && format != file_format::npz) return {};
     std::string notes;
-    for (const dtype_kind kind : {dtype_kind::bfloat16, dtype_kind::float8_e4m3fn, dtype_kind::float8_e5m2}) {
+    for (const dtype_kind kind :
+         {dtype_kind::bfloat16, dtype_kind::float8_e4m3fn, dtype_kind::float8_e5m2,
+          dtype_kind::float8_e8m0fnu, dtype_kind::float8_e4m3fnuz, dtype_kind::float8_e5m2fnuz}) {
         std::vector<array_listing> arrays;
         for (const conversion& each : conversions) {
             if (each.target.dtype.kind() != kind) continue;

@@ -46,6 +46,9 @@ std::optional<std::size_t> real_type_index(const dtype& type) noexcept {
             return 13;
         case dtype_kind::float8_e5m2:
             return 14;
+        case dtype_kind::float8_e8m0fnu:
+        case dtype_kind::float8_e4m3fnuz:
+        case dtype_kind::float8_e5m2fnuz:
         case dtype_kind::timedelta:
         case dtype_kind::datetime:
         case dtype_kind::bytes:

@@ -8,7 +8,8 @@
 namespace pinflow::detail {
 
 /// Whether elements of `from` can be cast to `to`: any type to itself, and little-endian numbers to one
-/// another (booleans, integers, floats of at most 8 bytes; complex to complex numbers, of at most 16 bytes).
+/// another (booleans, integers, floats of at most 8 bytes except float8_e8m0fnu and float8_*fnuz; complex to
+/// complex numbers, of at most 16 bytes).
 bool can_cast(const dtype& from, const dtype& to) noexcept;
 
 /// Casts `count` elements at `source` to the type `to`, and writes them to `destination`, by the scalar rules

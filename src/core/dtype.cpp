@@ -56,6 +56,9 @@ bool size_exists(dtype_kind kind, std::uint64_t size_bytes) noexcept {
             return is_one_of(2u);
         case dtype_kind::float8_e4m3fn:
         case dtype_kind::float8_e5m2:
+        case dtype_kind::float8_e8m0fnu:
+        case dtype_kind::float8_e4m3fnuz:
+        case dtype_kind::float8_e5m2fnuz:
             return is_one_of(1u);
     }
     return false;
@@ -112,6 +115,9 @@ constexpr type_name other_type_names[] = {
     {"bfloat16", dtype_kind::bfloat16, 2},
     {"float8_e4m3fn", dtype_kind::float8_e4m3fn, 1},
     {"float8_e5m2", dtype_kind::float8_e5m2, 1},
+    {"float8_e8m0fnu", dtype_kind::float8_e8m0fnu, 1},
+    {"float8_e4m3fnuz", dtype_kind::float8_e4m3fnuz, 1},
+    {"float8_e5m2fnuz", dtype_kind::float8_e5m2fnuz, 1},
 };
 
 std::optional<dtype_kind> kind_of_letter(char letter) noexcept {
@@ -334,6 +340,10 @@ bool dtype::is_little_endian() const noexcept {
     return order_ == std::endian::little && std::ranges::all_of(fields(), [](const dtype_field& field) {
                return field.type.is_little_endian();
            });
+}
+
+bool dtype::is_known_to_numpy() const noexcept {
+    return std::ranges::find(other_type_names, kind_, &type_name::kind) == std::ranges::end(other_type_names);
 }
 
 std::string dtype::descr() const {

@@ -56,6 +56,12 @@ dlpack::data_type dlpack::type_of(const dtype& type) {
             return coded(type_code::float8_e4m3fn);
         case dtype_kind::float8_e5m2:
             return coded(type_code::float8_e5m2);
+        case dtype_kind::float8_e8m0fnu:
+            return coded(type_code::float8_e8m0fnu);
+        case dtype_kind::float8_e4m3fnuz:
+            return coded(type_code::float8_e4m3fnuz);
+        case dtype_kind::float8_e5m2fnuz:
+            return coded(type_code::float8_e5m2fnuz);
         case dtype_kind::timedelta:
         case dtype_kind::datetime:
         case dtype_kind::bytes:
@@ -100,6 +106,12 @@ dtype detail::element_type(const dlpack::data_type& type) {
             return made(dtype_kind::float8_e4m3fn);
         case type_code::float8_e5m2:
             return made(dtype_kind::float8_e5m2);
+        case type_code::float8_e8m0fnu:
+            return made(dtype_kind::float8_e8m0fnu);
+        case type_code::float8_e4m3fnuz:
+            return made(dtype_kind::float8_e4m3fnuz);
+        case type_code::float8_e5m2fnuz:
+            return made(dtype_kind::float8_e5m2fnuz);
     }
     throw refuse();
 }

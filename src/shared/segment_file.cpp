@@ -89,14 +89,7 @@ std::string boot_id() {
 
 /// The type for the trailer; empty if a .npy header can say it, and for a structured type.
 std::string type_beyond_npy(const dtype& type) {
-    switch (type.kind()) {
-        case dtype_kind::bfloat16:
-        case dtype_kind::float8_e4m3fn:
-        case dtype_kind::float8_e5m2:
-            return type.descr();
-        default:
-            return {};
-    }
+    return type.is_known_to_numpy() ? std::string() : type.descr();
 }
 
 /// Whether a structured type has a field of a type that a .npy header cannot say.

@@ -94,7 +94,7 @@ class LoadTest(unittest.TestCase):
             pinflow.load_file(self.other("rest.npz"), framework="np", progress=stop)
 
     def test_wrong_arguments_are_refused(self):
-        write_safetensors(self.path, {"a": ("F32", (2,), bytes(8)), "bad": ("F8_E8M0", (2,), bytes(2))})
+        write_safetensors(self.path, {"a": ("F32", (2,), bytes(8)), "bad": ("F4", (4,), bytes(2))})
         with self.assertRaisesRegex(pinflow.Unsupported, "bad"):
             pinflow.load_file(self.path, framework="np")
         self.assertEqual(list(pinflow.load_file(self.path, framework="np", names=["a"])), ["a"])
@@ -345,6 +345,9 @@ class TorchLoadTest(unittest.TestCase):
             "none": torch.empty(0, 3), "i8": torch.arange(-3, 3, dtype=torch.int8), "c": torch.randn(3, dtype=torch.complex64),
             "f8": torch.randn(9).to(torch.float8_e4m3fn), "u16": torch.arange(5).to(torch.uint16),
         }
+        for name in ("float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"):
+            if hasattr(torch, name):
+                self.tensors[name] = torch.arange(256).to(torch.uint8).view(getattr(torch, name))
         pinflow.save_file(self.tensors, self.path, {"format": "pt"})
 
     def assert_same(self, tensor, expected):

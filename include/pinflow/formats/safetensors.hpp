@@ -49,7 +49,7 @@ struct safetensors_header {
 safetensors_header parse_safetensors_header(std::span<const std::byte> bytes, std::uint64_t file_size_bytes);
 
 /// Lists the tensors of a file, in the order of their data. A tensor of a type that pinflow lacks (F4,
-/// F6_E2M3, F8_E8M0, ...) is listed with that reason.
+/// F6_E2M3, F6_E3M2) is listed with that reason.
 /// @throws system_failure, format_error; each message names the path.
 std::vector<array_listing> list_safetensors(const std::filesystem::path& path);
 

@@ -184,16 +184,8 @@ nb::tuple tuple_of(const shape_vector& lengths) {
 }
 
 nb::str typestr_of(const dtype& type) {
-    switch (type.kind()) {
-        case dtype_kind::opaque:
-            return nb::str(("|V" + std::to_string(type.size_bytes())).c_str());
-        case dtype_kind::bfloat16:
-        case dtype_kind::float8_e4m3fn:
-        case dtype_kind::float8_e5m2:  // numpy has no names for these
-            return nb::str(("|V" + std::to_string(type.size_bytes())).c_str());
-        default:
-            return nb::str(type.descr().c_str());
-    }
+    const bool is_raw = type.kind() == dtype_kind::opaque || !type.is_known_to_numpy();
+    return nb::str((is_raw ? "|V" + std::to_string(type.size_bytes()) : type.descr()).c_str());
 }
 
 nb::dict array_interface_of(const array_view& view, bool read_only) {

@@ -179,7 +179,8 @@ def _chosen_rows(index: Any, count: int) -> Any:
 
 
 #: Types that numpy lacks, and their sizes in bytes.
-BEYOND_NUMPY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1}
+BEYOND_NUMPY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1,
+                "float8_e5m2fnuz": 1}
 
 _known_types: Dict[str, np.dtype[Any]] = {}
 

@@ -12,6 +12,7 @@ TORCH_TYPES = {
     "|b1": "bool", "|i1": "int8", "|u1": "uint8", "<i2": "int16", "<u2": "uint16", "<i4": "int32", "<u4": "uint32",
     "<i8": "int64", "<u8": "uint64", "<f2": "float16", "<f4": "float32", "<f8": "float64", "bfloat16": "bfloat16",
     "<c8": "complex64", "<c16": "complex128", "float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2",
+    "float8_e8m0fnu": "float8_e8m0fnu", "float8_e4m3fnuz": "float8_e4m3fnuz", "float8_e5m2fnuz": "float8_e5m2fnuz",
 }
 SPELLINGS = {name: spelling for spelling, name in TORCH_TYPES.items()}
 FLOATS = ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -19,7 +20,8 @@ FLOATS = ("<f2", "<f4", "<f8", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 FORMAT_NAMES = {
     "|b1": "BOOL", "|i1": "I8", "|u1": "U8", "<i2": "I16", "<u2": "U16", "<i4": "I32", "<u4": "U32", "<i8": "I64",
     "<u8": "U64", "<f2": "F16", "<f4": "F32", "<f8": "F64", "bfloat16": "BF16", "<c8": "C64",
-    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2", "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ", "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
 
 

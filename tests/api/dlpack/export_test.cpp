@@ -162,6 +162,9 @@ TEST_CASE("dlpack: every type with a code has it") {
     is("bfloat16", bfloat, 16);
     is("float8_e4m3fn", float8_e4m3fn, 8);
     is("float8_e5m2", float8_e5m2, 8);
+    is("float8_e8m0fnu", float8_e8m0fnu, 8);
+    is("float8_e4m3fnuz", float8_e4m3fnuz, 8);
+    is("float8_e5m2fnuz", float8_e5m2fnuz, 8);
 }
 
 TEST_CASE("dlpack: the error for a type without a code names the type, the reason or what helps") {

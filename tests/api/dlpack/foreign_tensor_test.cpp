@@ -80,7 +80,8 @@ TEST_CASE("foreign tensor: what is exported comes back") {
     CHECK(same.view().data() == numbers.view().data());
     CHECK(same.view().dtype() == numbers.dtype());
     CHECK(same.view().shape() == numbers.shape());
-    for (const char* descr : {"|b1", "|i1", "<i2", "<u8", "<f2", "<f8", "<c8", "bfloat16", "float8_e4m3fn"}) {
+    for (const char* descr : {"|b1", "|i1", "<i2", "<u8", "<f2", "<f8", "<c8", "bfloat16", "float8_e4m3fn",
+                              "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"}) {
         CAPTURE(descr);
         const dtype type = dtype::parse(descr);
         const array elements(memory_region::anonymous(64), type, {4});

@@ -39,7 +39,7 @@ std::vector<T> values_of(const device_tensor& tensor) {
 /// Writes a safetensors file of a tensor of 3 bytes and one of a type that pinflow lacks.
 void write_good_and_bad(const std::filesystem::path& path, const std::string& good, const std::string& bad) {
     const std::string header = "{\"" + good + R"(":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},")" + bad +
-                               R"(":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[3,5]}})";
+                               R"(":{"dtype":"F4","shape":[4],"data_offsets":[3,5]}})";
     std::ofstream file(path, std::ios::binary);
     const std::uint64_t length = header.size();
     file.write(reinterpret_cast<const char*>(&length), sizeof length);

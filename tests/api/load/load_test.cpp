@@ -25,8 +25,9 @@ namespace {
 /// aligned.
 std::vector<model_tensor> one_of_each_type() {
     std::vector<model_tensor> tensors;
-    for (const char* const type : {"<f8", "<i8", "<u8", "<c8", "<f4", "<i4", "<u4", "<f2", "bfloat16", "<i2",
-                                   "<u2", "|i1", "|u1", "|b1", "float8_e4m3fn", "float8_e5m2"})
+    for (const char* const type :
+         {"<f8", "<i8", "<u8", "<c8", "<f4", "<i4", "<u4", "<f2", "bfloat16", "<i2", "<u2", "|i1", "|u1",
+          "|b1", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"})
         tensors.push_back(random_tensor(type, dtype::parse(type), {7, 11}));
     tensors.push_back(random_tensor("scalar", dtype::of<float>(), {}));
     tensors.push_back(random_tensor("empty", dtype::of<float>(), {3, 0, 5}));
