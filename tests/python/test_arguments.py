@@ -156,6 +156,8 @@ class TableTest(Folder):
                     make(device)
         with self.assertRaisesRegex(pinflow.InvalidArgument, "a device is 'host' or 'cpu'"):
             pinflow.load_file(self.saved(), device="auto")
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "not -1$"):
+            pinflow.load_file(self.saved(), device=-1)
 
 
 class CallbackTest(unittest.TestCase):

@@ -34,5 +34,5 @@ def device_name(device: Any, *, takes_auto: bool = True) -> str:
     if not text.startswith("cuda:") or not number.isdecimal() or not number.isascii() or len(number) > 9:
         auto = "'auto', " if takes_auto else ""
         raise InvalidArgument(f"a device is {auto}'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU or a torch.device, "
-                              f"not {shown(text)}")
+                              f"not {shown(device if is_number else text)}")
     return f"cuda:{int(number)}"
