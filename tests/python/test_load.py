@@ -428,6 +428,17 @@ class TorchLoadTest(unittest.TestCase):
         pinflow.save_file({"c": numbers.conj()}, self.path)
         self.assertTrue(torch.equal(pinflow.load_file(self.path)["c"], numbers.conj().resolve_conj()))
 
+    def test_tensors_whose_storage_has_been_shrunk_are_refused(self):
+        shrunk, part = torch.zeros(3000, 1001), torch.zeros(4000, 1001)[1000:]
+        shrunk.untyped_storage().resize_(8)
+        part.untyped_storage().resize_(0)
+        for tensor in (shrunk, part):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "the tensor 'large' ends at byte .* resized"):
+                pinflow.save_file({"large": tensor}, self.path)
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "the destination 'large' ends at byte .* resized"):
+                pinflow.load_into(self.path, {"large": tensor})
+        self.assert_same(pinflow.load_file(self.path)["large"], self.tensors["large"])
+
     def test_tensors_without_memory_of_their_own_are_refused(self):
         nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
         for tensor in (nested, torch.nn.UninitializedParameter()):

@@ -54,7 +54,7 @@ def address_of(what: str, tensor: Any, verb: str) -> int:
     """Where the memory of a PyTorch tensor begins. `what` begins a message, `verb` begins its advice.
 
     Raises:
-        InvalidArgument: it has no memory of its own.
+        InvalidArgument: it has no memory of its own, or its storage has been shrunk.
     """
     try:
         address = int(tensor.data_ptr())
@@ -63,6 +63,11 @@ def address_of(what: str, tensor: Any, verb: str) -> int:
     if address == 0 and tensor.numel() != 0:
         raise InvalidArgument(f"{what} is a {type(tensor).__name__} without memory of its own; for a DTensor, {verb} what "
                               "to_local() gives")
+    steps = zip(tensor.shape, tensor.stride())
+    end = (tensor.storage_offset() + 1 + sum((length - 1) * step for length, step in steps)) * tensor.element_size()
+    held = tensor.untyped_storage().nbytes()
+    if tensor.numel() != 0 and end > held:
+        raise InvalidArgument(f"{what} ends at byte {end} of a storage that has been resized to {held} bytes")
     return address
 
 
