@@ -43,6 +43,9 @@ struct tensor_description {
     shape_vector shape;
     std::size_t file = 0;          ///< index in tensor_files::files
     std::uint64_t size_bytes = 0;  ///< of all elements, uncompressed
+    /// Whether the host device maps the whole tensor (see device_tensor) unless its tensors have many
+    /// mappings: loaded alone, it is one private mapping of the file.
+    bool is_mappable = false;
 };
 
 /// The indices begin ... end - 1 of one axis.

@@ -175,11 +175,8 @@ class planner {
     /// of its file is loaded.
     bool can_be_mapped(const load_job& job) const {
         const file_position place = position_of(opened_, job);
-        if (device_.kind() != device_kind::host || !maps_file(place.file)) return false;
-        const pinflow::dtype& type = type_of(opened_, job);
-        const bool is_complex = type.kind() == dtype_kind::complex;
-        const std::uint64_t alignment = is_complex ? type.size_bytes() : type.swap_size_bytes();
-        return is_multiple(place.offset_bytes, std::max<std::uint64_t>(alignment, 1));
+        return device_.kind() == device_kind::host && maps_file(place.file) &&
+               is_aligned(type_of(opened_, job), place.offset_bytes);
     }
 
     /// Whether the file is mapped already, or enough of it is loaded. All files of a load share the limit on
@@ -269,6 +266,17 @@ class planner {
 };
 
 }  // namespace
+
+bool is_aligned(const pinflow::dtype& type, std::uint64_t offset_bytes) noexcept {
+    const bool is_complex = type.kind() == dtype_kind::complex;
+    const std::uint64_t alignment = is_complex ? type.size_bytes() : type.swap_size_bytes();
+    return is_multiple(offset_bytes, std::max<std::uint64_t>(alignment, 1));
+}
+
+bool is_mappable(const stored_tensor& tensor) noexcept {
+    return tensor.offset_bytes && tensor.size_bytes >= min_mapped_bytes &&
+           is_aligned(*tensor.dtype, *tensor.offset_bytes);
+}
 
 void count_mapping() noexcept {
     ++mapping_count;

@@ -43,6 +43,11 @@ struct stored_tensor {
     std::optional<std::uint32_t> alias_of = std::nullopt;
 };
 
+/// Whether elements of `type` at this offset in a file are aligned in its mapping.
+bool is_aligned(const pinflow::dtype& type, std::uint64_t offset_bytes) noexcept;
+/// Whether the whole tensor, loaded alone to the host device, is mapped unless there are many mappings.
+bool is_mappable(const stored_tensor& tensor) noexcept;
+
 /// The maximum number of characters of a path in a message.
 inline constexpr std::size_t max_shown_path = 1000;
 

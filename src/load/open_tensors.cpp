@@ -240,7 +240,8 @@ std::shared_ptr<const opened_tensors> open_and_describe(std::vector<std::filesys
                                         .dtype = *tensor.dtype,
                                         .shape = {tensor.shape.begin(), tensor.shape.end()},
                                         .file = tensor.file,
-                                        .size_bytes = tensor.size_bytes});
+                                        .size_bytes = tensor.size_bytes,
+                                        .is_mappable = is_mappable(tensor)});
     return opened;
 }
 

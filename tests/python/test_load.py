@@ -251,6 +251,26 @@ class LoadTest(unittest.TestCase):
             with self.assertRaises(pinflow.DataChanged):
                 part[:, 5:9]
 
+    def test_columns_of_a_mapped_tensor_are_a_private_view(self):
+        values = numpy.arange(1 << 20).reshape(64, 128, 128)
+        pinflow.save_file({"a": values, "small": values[0, :64, :64]}, self.path)
+        numpy.savez_compressed(self.other("b.npz"), b=values)
+        with pinflow.safe_open([self.path, self.other("b.npz")], framework="np") as model:
+            for name, is_view, whole in (("a", True, values), ("small", False, values[0, :64, :64]), ("b", False, values)):
+                for key in (numpy.s_[:, 5:9], numpy.s_[..., 3], numpy.s_[1:3, 7], numpy.s_[2, ..., -2:], numpy.s_[:, -1]):
+                    if len(key) > whole.ndim:
+                        continue
+                    with self.subTest((name, key)):
+                        part = model.get_slice(name)[key]
+                        numpy.testing.assert_array_equal(part, whole[key])
+                        part[...] = -1
+                        numpy.testing.assert_array_equal(model.get_slice(name)[key], whole[key])
+                columns = model.get_slice(name)[:, 5:9]
+                self.assertEqual(columns.strides == whole[:, 5:9].strides, is_view)
+            self.assertTrue(model.get_slices({"a": (1, 5, 9)})["a"].flags.c_contiguous)
+        columns[...] = 3  # outlives the file
+        numpy.testing.assert_array_equal(pinflow.load_file(self.path, framework="np")["a"], values)
+
     def test_slices_along_the_last_axis_and_the_number_of_tensors(self):
         array = numpy.arange(60).reshape(3, 4, 5)
         pinflow.save_file({"a": array, "b": array[0]}, self.path)

@@ -341,7 +341,7 @@ void bind_loads(nb::module_& module) {
                  nb::list all;
                  for (const tensor_description& each : self.tensors())
                      all.append(nb::make_tuple(text_of(each.name), each.dtype.descr(), tuple_of(each.shape),
-                                               each.size_bytes));
+                                               each.size_bytes, each.is_mappable));
                  return all;
              })
         .def("refused_names",

@@ -51,7 +51,7 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
         raise InvalidArgument(f"load_into takes destinations by name, a dict, not {type(tensors).__name__}{advice}")
     kept = list(tensors.items())  # until the load has ended
     files = _native.tensor_files(paths)
-    stored = {name: (spelling, tuple(shape)) for name, spelling, shape, _ in files.tensors()}
+    stored = {name: (spelling, tuple(shape)) for name, spelling, shape, *_ in files.tensors()}
     requests: List[Tuple[str, int, int, int, str]] = []
     addresses: List[int] = []
     devices: Dict[str, str] = {}

@@ -6,7 +6,7 @@ import builtins
 import functools
 import numbers
 import os
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
 
 from . import _native
 from ._arrays import PathLike, working_folder
@@ -54,13 +54,19 @@ class TensorSlice:
         or a mask, the whole tensor is read. Of a chunked HDF5 dataset, only chunks with elements of the range are
         decoded. A .npz member that must be decoded or reordered is read whole.
 
+        On the CPU, the result is a view of a private mapping of the file if the tensor can be mapped (see `load_files`):
+        nothing is read until it is used, and it need not be contiguous.
+
         Raises:
             IndexError: as for a numpy array.
             Unsupported: with framework='dlpack', the key is not one slice of step 1 along one axis.
         """
         request, rest = self._request_of(key)
-        if self._opened._framework != "dlpack":
-            return self._opened._load(request)[rest]
+        opened = self._opened
+        if opened._framework != "dlpack":
+            if request[1] > 0 and self._name in opened._mappable and load_device_name(opened._device) == "host":
+                return opened._load((self._name, -1, 0, 0, ""))[key]  # a view, without reading anything
+            return opened._load(request)[rest]
         if not all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in rest):
             raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
                               "that another library makes of it")
@@ -134,8 +140,9 @@ class safe_open:  # named as in safetensors, whose place it takes
         self._paths = [os.path.join(working_folder(), each) for each in paths]  # for another working directory
         listed = opened.tensors()
         self._opened: Optional[_native.TensorFiles] = opened
-        self._types: Dict[str, str] = {name: spelling for name, spelling, _, _ in listed}
-        self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, _ in listed}
+        self._types: Dict[str, str] = {name: spelling for name, spelling, *_ in listed}
+        self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, *_ in listed}
+        self._mappable: Set[str] = {name for name, *_, is_mappable in listed if is_mappable}
         self._framework = framework_of(framework, load_device_name(device))
         self._device = device
 
@@ -198,7 +205,7 @@ class safe_open:  # named as in safetensors, whose place it takes
 
     def get_slices(self, slices: Dict[str, Tuple[int, int, int]]) -> Dict[str, Any]:
         """Loads parts of several tensors together, which is faster than one by one: for each name an axis, from the end
-        if negative, and the indices begin and end along it. What a rank of tensor parallelism needs."""
+        if negative, and the indices begin and end along it. What a rank of tensor parallelism needs. All are contiguous."""
         if not isinstance(slices, dict):
             raise InvalidArgument(f"slices are given by name, in a dict, not in a {type(slices).__name__}")
         requests: List[_Request] = []

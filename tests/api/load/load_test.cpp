@@ -338,6 +338,9 @@ TEST_CASE(
     };
     const loaded_tensors small = load("small");
     CHECK_FALSE(small.tensors[0].is_mapped());
+    CHECK_FALSE(files.tensor("small").is_mappable);
+    CHECK(load("large").tensors[0].is_mapped());
+    CHECK(files.tensor("large").is_mappable);
     CHECK(bytes_of(small.tensors[0]) == tensors[0].bytes);
     CHECK(load_tensors(folder / "a.safetensors", device::host())["small"].is_mapped());
 
