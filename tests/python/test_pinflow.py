@@ -15,6 +15,7 @@ import time
 import unittest
 import weakref
 from collections import deque
+from unittest import mock
 
 import numpy as np
 
@@ -753,6 +754,60 @@ class SourceTest(Folder):
             pass  # the loop was told that its loader is closed
         finally:
             signal.signal(signal.SIGALRM, before)
+        self.assertRaises(pinflow.InvalidArgument, next, iter(loader))
+
+    def test_a_loop_that_another_one_has_replaced_within_its_next_says_so(self):
+        for replace in ("loop", "state"):
+            has_begun = threading.Event()
+
+            class Signals(self.Squares):
+                calls = 0
+
+                def read_rows(self, ids, out):
+                    self.calls += 1
+                    if self.calls == 3 and not has_begun.is_set():
+                        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+                        has_begun.wait(60)
+                    super().read_rows(ids, out)
+
+            loader = pinflow.Loader(Signals(), batch=10, device="host", threads=1, slots=2)
+            state = pinflow.Loader(self.Squares(), batch=10, device="host").state_dict()
+
+            def begin(number, frame):
+                has_begun.set()
+                if replace == "loop":
+                    next(loader.batches())
+                else:
+                    loader.load_state_dict(state)
+
+            before = signal.signal(signal.SIGALRM, begin)
+            try:
+                with self.subTest(replace), self.assertRaisesRegex(pinflow.Error, "cannot go on"):
+                    for batch in loader.batches():
+                        batch.release()
+            finally:
+                signal.signal(signal.SIGALRM, before)
+
+    def test_a_loop_that_does_not_begin_leaves_the_loader_as_it_was(self):
+        loader = pinflow.Loader(numbered(), batch=10, device="host", order="sequential")
+        for failure in (KeyboardInterrupt, MemoryError):
+            with self.subTest(failure):
+                next(iter(loader))
+                epoch = loader.epoch
+                with mock.patch.object(pinflow._native, "make_loader", side_effect=failure):
+                    self.assertRaises(failure, next, iter(loader))
+                    self.assertRaises(failure, loader.state_dict)
+                    self.assertRaises(failure, next, iter(loader))
+                self.assertTrue(str(loader.report()))
+                state = loader.state_dict()
+                self.assertEqual((state["epoch"], state["position"], loader.epoch), (epoch, 0, epoch))
+                rows = np.concatenate([rows.numpy()[:, 0].copy() for (rows,) in loader])
+                np.testing.assert_array_equal(rows, np.arange(ROWS))
+                self.assertEqual(loader.epoch, epoch + 1)
+        next(iter(loader))
+        with mock.patch.object(pinflow._native, "make_loader", side_effect=KeyboardInterrupt):
+            self.assertRaises(KeyboardInterrupt, next, iter(loader))
+        loader.close()
         self.assertRaises(pinflow.InvalidArgument, next, iter(loader))
 
     def test_a_cycle_with_its_loader_is_collected(self):

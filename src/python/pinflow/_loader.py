@@ -101,9 +101,7 @@ class _Loop(Generic[_Made]):
 
     def _next(self, loader: Loader) -> _Made:
         if self._turn is None and not self._is_over:
-            if loader._begin_loop():
-                self._turn, self._epoch = loader._turn, loader._epoch - 1
-            else:
+            if not loader._begin_loop(self):
                 self._is_over = True
                 raise StopIteration
         if self._is_over:
@@ -117,6 +115,9 @@ class _Loop(Generic[_Made]):
         batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
         if batch is None and loader._closed:
             raise Error("this loop cannot go on: the loader was closed while it waited for a batch")
+        if self._turn != loader._turn:  # a signal handler may do that
+            raise Error("this loop cannot go on: another loop over its loader has begun, or the loader has loaded a state, "
+                        "while it waited for a batch")
         # an error, thrown before, has ended the epoch
         if batch is None and not loader._loader.has_delivered_all:
             self._turn, self._is_over = None, True
@@ -255,6 +256,7 @@ class Loader:
         self._turn = 0  # counts loops: an older one must not go on
         self._native_at: Optional[int] = 0  # the epoch with which the native loader can go on; None within one
         self._is_between = True  # no epoch has been begun, or the last one has been delivered
+        self._is_lost = False  # the native loader was closed to make another one, which has not been made
 
     @property
     def device(self) -> str:
@@ -287,8 +289,8 @@ class Loader:
         """One epoch, as Batch objects, which also know their row numbers, epoch and index."""
         return _Loop(self, Batch)
 
-    def _begin_loop(self) -> bool:
-        """Begins the next epoch. False if there is none."""
+    def _begin_loop(self, loop: _Loop[Any]) -> bool:
+        """Begins the next epoch. False if there is none. If a signal handler raises, it has not begun."""
         if self._closed:
             raise InvalidArgument("the loader has been closed")
         self._refuse_forked()
@@ -296,15 +298,10 @@ class Loader:
             return False
         self._turn += 1
         if self._native_at != self._epoch:
-            self._report = self._loader.report()
-            self._loader.close()  # first: the memory of its slots may be needed
-            try:
-                self._restart({"state": None, "first_epoch": self._epoch})
-            except BaseException:
-                self._closed = True
-                raise
+            self._renew()
         self._native_at = None
         self._is_between = False
+        loop._turn, loop._epoch = self._turn, self._epoch
         self._epoch += 1
         if self._length == 0:  # this rank has no part in any epoch
             self._end_epoch()
@@ -318,6 +315,17 @@ class Loader:
         if self._process != os.getpid():
             raise DeviceError("a loader cannot be used in a forked process: its threads exist in the parent only")
 
+    def _renew(self) -> None:
+        """Makes a native loader that begins with the next epoch. If that fails, or a signal handler raises, there is none
+        until the next call."""
+        if not self._is_lost:
+            self._report = self._loader.report()
+        self._is_between = True
+        self._is_lost = True
+        self._loader.close()  # first: the memory of its slots may be needed
+        self._restart({"state": None, "first_epoch": self._epoch})
+        self._native_at = self._epoch
+
     def _restart(self, start: Dict[str, Any]) -> None:
         """Replaces the native loader. If the new one cannot be made, the old one stays."""
         options = {**self._options, **start}
@@ -325,17 +333,22 @@ class Loader:
         self._loader.close()
         self._loader = made
         self._options = options
+        self._is_lost = False
 
     def state_dict(self) -> Dict[str, Any]:
         """Where to resume: after the last batch that was delivered, also after `break`. Plain values, for json or
         torch.save. The same on all ranks after the same step, and after the same epoch; a run can resume with another
         batch size and number of ranks. After `break`, a loader that loads this state delivers the rest of the epoch,
         while the next loop of this loader begins another epoch. The first call reads some rows, so that the data can be
-        recognised.
+        recognised. If a signal handler raises while a loop takes its next batch, as Ctrl-C does, that batch may count as
+        delivered: `Batch.state_dict` of the last batch that was used is exact.
 
         Raises:
             DataChanged: a file changed before the first call. InvalidArgument: the loader has been closed.
         """
+        if self._is_lost and not self._closed:
+            self._refuse_forked()
+            self._renew()
         state: Dict[str, Any] = json.loads(self._loader.state())
         if self._is_between:
             state["epoch"], state["position"] = self._epoch, 0
@@ -365,13 +378,13 @@ class Loader:
         """Where the time went since the loader last started. `load_state_dict` starts it again, and so does the first
         loop after an epoch that was not delivered completely, for example after `break`."""
         self._refuse_forked()
-        return Report(self._report if self._closed else self._loader.report())
+        return Report(self._report if self._closed or self._is_lost else self._loader.report())
 
     def close(self) -> None:
         """Ends the loader's threads. Tensors that are kept stay valid."""
         if self._closed:
             return
-        if self._process == os.getpid():  # a forked process has no part in the loader
+        if self._process == os.getpid() and not self._is_lost:  # a forked process has no part in the loader
             self._report = self._loader.report()
         self._closed = True
         self._turn += 1
