@@ -148,6 +148,13 @@ TEST_CASE("concatenated_rows: have the extents of all sources, or none") {
     CHECK(
         contains_all(converted->no_extents_reason(),
                      {"cannot be taken in place", "'" + (folder / "three").string() + "'", "is big-endian"}));
+    // without rows there is no extent
+    const pinflow::array ten(pinflow::memory_region::anonymous(120), dtype::parse("<f4"), {10, 3});
+    const pinflow::array none(pinflow::memory_region(), dtype::parse("<f4"), {0, 3});
+    const rows_pointer mixed = concatenate({none, ten, none, make("empty", "<f4", 0)});
+    REQUIRE(mixed->extents().size() == 1);
+    CHECK(mixed->extents()[0].data == ten.view().data());
+    CHECK(concatenate({none, none})->extents().size() == 2);
     // a source without rows needs no extents
     CHECK(concatenate({one, make("three", ">f4", 0), two})->extents().size() == 2);
     CHECK(concatenate({rows, two})->extents().size() == 3);
