@@ -28,12 +28,12 @@ std::uint64_t state_size_bytes(flat_type type) noexcept {
 std::uint64_t parameter_size_bytes(const parameter_spec& parameter) {
     std::uint64_t size_bytes = parameter.dtype.size_bytes();
     bool fits = true;
-    for (const std::uint64_t length : parameter.shape)
-        fits = fits && multiply(size_bytes, length, size_bytes);
-    if (std::ranges::find(parameter.shape, 0U) != parameter.shape.end()) return 0;
-    if (!fits || size_bytes >= std::uint64_t{1} << 62)
+    for (const std::uint64_t length : parameter.shape)  // 0 counts as 1, as in safetensors files
+        fits = fits && multiply(size_bytes, std::max<std::uint64_t>(length, 1), size_bytes);
+    if (!fits || size_bytes >= std::uint64_t{1} << 61)
         throw invalid_argument(fmt::format("parameter '{}' of shape {} is too large", parameter.name,
                                            to_string(parameter.shape)));
+    if (std::ranges::find(parameter.shape, 0U) != parameter.shape.end()) return 0;
     return size_bytes;
 }
 

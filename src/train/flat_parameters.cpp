@@ -11,6 +11,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "formats/safetensors_tensor.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/enumerators.hpp"
 #include "src/core/quote.hpp"
@@ -59,6 +60,10 @@ void check_parameters(std::span<const parameter_spec> parameters, std::size_t gr
         if (!detail::count_code_points(parameter.name))
             throw invalid_argument(fmt::format("the name {} of a parameter is not UTF-8",
                                                detail::quote(parameter.name, detail::max_label_name)));
+        if (parameter.shape.size() > detail::max_safetensors_axes)
+            throw invalid_argument(
+                fmt::format("parameter '{}' has {} axes: a tensor in a file has at most {}", parameter.name,
+                            parameter.shape.size(), detail::max_safetensors_axes));
         if (!names.emplace(parameter.name, names.size()).second)
             throw invalid_argument(fmt::format("two parameters are called '{}'", parameter.name));
         if (parameter.group >= group_count)
