@@ -134,7 +134,7 @@ class embedding_table {
     /// written.
     /// @throws invalid_argument for options out of range, settings that check_settings refuses, and storage
     /// whose number or size of rows differs; unsupported for another type of weights, and for storage that
-    /// cannot be written; device_error or system_failure if memory is short.
+    /// cannot be written; device_error or system_failure if memory is short; what options.weights throws.
     embedding_table(embedding_options options, const device& device);
     embedding_table(embedding_table&&) noexcept;
     embedding_table& operator=(embedding_table&&) noexcept;
@@ -210,7 +210,8 @@ class embedding_table {
     /// host needs memory for the old and the new table, and the device for two row_exchanges. Waits and
     /// forgets as write_weights.
     /// @throws invalid_argument for fewer rows, and while leases are held; unsupported for a table with
-    /// `storage`; system_failure or device_error if memory is short. The table has not changed then.
+    /// `storage`; system_failure or device_error if memory is short; what options.weights throws. The table
+    /// has not changed then.
     void grow(std::uint64_t row_count);
 
     /// Writes the weights of all rows as a .npy file of the shape (row_count, columns), atomically, with some
