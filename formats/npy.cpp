@@ -115,6 +115,9 @@ array open_npy(const std::filesystem::path& path) {
 }
 
 void write_npy(const std::filesystem::path& path, const array_view& view) {
+    if (view.size() != element_count(view.shape()))
+        throw invalid_argument(
+            fmt::format("cannot write '{}': the view was moved from, so it has no elements", path.string()));
     if (view.data() == nullptr && view.size_bytes() > 0)
         throw invalid_argument(fmt::format("cannot write '{}': the array of shape {} has no data",
                                            path.string(), to_string(view.shape())));

@@ -228,7 +228,7 @@ class foreign_tensor {
 /// A parameter with the type, the shape and the values of a tensor, for flat_parameters: its constructor
 /// copies the values, so the tensor must live until then. On a GPU, the work that writes the tensor must come
 /// earlier on the constructor's stream.
-/// @throws invalid_argument if the tensor is not in C order.
+/// @throws invalid_argument if the tensor is not in C order, or was moved from.
 parameter_spec to_parameter(std::string name, const foreign_tensor& tensor, std::size_t group = 0);
 
 }  // namespace pinflow

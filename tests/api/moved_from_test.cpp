@@ -138,6 +138,14 @@ TEST_CASE("moved from: an array, a view and a table have no elements") {
     CHECK(view.size_bytes() == 0);
     CHECK(view.as<std::byte>() == nullptr);
     CHECK(view_now.size() == 64);
+    const temporary_folder folder;
+    write_npy(folder / "a.npy", view_now);
+    CHECK_THROWS_AS(write_npy(folder / "a.npy", view), invalid_argument);
+    CHECK(open_npy(folder / "a.npy").shape() == shape_vector{64});
+    foreign_tensor tensor(to_dlpack(array_in_memory()).release());
+    const foreign_tensor tensor_now = std::move(tensor);
+    CHECK_THROWS_AS(to_parameter("w", tensor), invalid_argument);
+    CHECK(to_parameter("w", tensor_now).shape == shape_vector{64, 16});
 
     row_table table(bytes, 16);
     const row_table table_now = std::move(table);

@@ -53,7 +53,7 @@ array open_npy(const std::filesystem::path& path);
 /// order in C order.
 /// @throws system_failure if the file cannot be written. An existing file at `path` is then unchanged, unless
 /// only the last step failed: the new file is then in place, but may not survive a power failure.
-/// @throws invalid_argument for a header that numpy would not read.
+/// @throws invalid_argument for a header that numpy would not read, and for a view that was moved from.
 void write_npy(const std::filesystem::path& path, const array_view& view);
 
 /// Writes a .npy file whose elements arrive in pieces, atomically as write_npy. Not thread-safe. A moved-from
