@@ -1,6 +1,9 @@
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
+#include "pinflow/error.hpp"
 #include "src/core/system.hpp"
 #include "src/load/load_run.hpp"
 
@@ -53,8 +56,7 @@ void load_run::allocate_block(std::size_t index) {
         blocks_[index] = std::make_shared<loaded_block>(pages);
         address = pages->data() + (planned.mapped->offset_bytes - plan_.mapped[file].begin_bytes);
     } else if (address == nullptr) {
-        blocks_[index] =
-            std::make_shared<loaded_block>(device_buffer(planned.size_bytes, copies_, options_.resource));
+        blocks_[index] = new_block(index);
         address = blocks_[index]->bytes().data();
     }
     {
@@ -62,6 +64,19 @@ void load_run::allocate_block(std::size_t index) {
         addresses_[index] = address;
     }
     changed_.notify_all();
+}
+
+/// @throws system_failure, naming a tensor; what the device or options.resource throws.
+std::shared_ptr<loaded_block> load_run::new_block(std::size_t index) const {
+    try {
+        return std::make_shared<loaded_block>(
+            device_buffer(plan_.blocks[index].size_bytes, copies_, options_.resource));
+    } catch (const system_failure& failure) {
+        const auto first = std::ranges::find(plan_.jobs, index, &load_job::block);
+        throw system_failure(
+            fmt::format("cannot load {}: {}", label_of(opened_, first->tensor), failure.what()),
+            failure.code());
+    }
 }
 
 std::shared_ptr<const memory_region> load_run::map_privately(std::size_t file) {

@@ -74,6 +74,7 @@ class load_run {
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);
     void allocate_block(std::size_t index);
+    std::shared_ptr<loaded_block> new_block(std::size_t index) const;
     void wait_until_filled(std::uint64_t allocated_bytes, const std::function<bool()>& work);
     std::shared_ptr<const memory_region> map_privately(std::size_t file);
     /// Calls options.progress, but not more often than every progress_interval.
