@@ -145,6 +145,14 @@ class TableTest(Folder):
         pinflow.save(path, values.bfloat16())
         self.assertEqual(np.load(path).view(np.uint16).tolist(), values.bfloat16().view(torch.uint16).tolist())
 
+    def test_texts_that_cannot_be_encoded_are_refused(self):
+        array = self.saved()
+        for call in (lambda: pinflow.open("\ud800.npy"), lambda: pinflow.open(array, "\ud800"), lambda: pinflow.list("\ud800"),
+                     lambda: pinflow.open(array, b"a"), lambda: pinflow.load_file("\ud800"), lambda: pinflow.save("\ud800.npy", 1),
+                     lambda: pinflow.convert(array, "\ud800.npz")):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "cannot be encoded|valid Unicode"):
+                call()
+
     def test_a_device_has_the_same_names_everywhere(self):
         made = [lambda device: pinflow.Loader(numbered(), device=device),
                 lambda device: pinflow.RowTable(numbered(), device=device)]

@@ -242,6 +242,38 @@ class LoadTest(unittest.TestCase):
             with self.assertRaisesRegex(pinflow.DataChanged, "'a'.*truncated"):
                 pinflow.save_file({"a": part}, self.other("copy"))
 
+    def test_an_array_of_a_truncated_file_is_saved_as_an_error(self):
+        pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)
+        loaded = pinflow.load_file(self.path, framework="np")["a"]
+        os.truncate(self.path, 5000)
+        for part in (loaded, loaded.T, loaded[:, 3:], loaded[::-1]):
+            with self.assertRaisesRegex(pinflow.DataChanged, "truncated"):
+                pinflow.save(self.other("copy.npy"), part)
+        self.assertFalse(os.path.exists(self.other("copy.npy")))
+
+    def test_a_destination_in_a_truncated_file_is_an_error(self):
+        values = numpy.arange(300_000, dtype=numpy.float32)
+        pinflow.save_file({"a": values, "b": values}, self.path)
+        numpy.savez_compressed(self.other("c.npz"), a=values, b=values)
+        first = numpy.zeros_like(values)
+        for source in (self.path, self.other("c.npz")):
+            for kind in (numpy.float32, numpy.float16):
+                with self.subTest((source, kind)):
+                    numpy.zeros(values.size, kind).tofile(self.other("memory"))
+                    mapped = numpy.memmap(self.other("memory"), kind, "r+")
+                    os.truncate(self.other("memory"), 5000)
+                    with self.assertRaisesRegex(pinflow.DataChanged, "the destination 'b' cannot be accessed"):
+                        pinflow.load_into(source, {"a": first, "b": mapped})
+        self.assertEqual(first.sum(), 0)
+
+    def test_exhausted_memory_names_the_tensor(self):
+        with open(self.other("vast.npy"), "wb") as file:  # so large an array, which must be reordered
+            shape = (500_000_000_000,)
+            numpy.lib.format.write_array_header_1_0(file, {"descr": ">f4", "fortran_order": False, "shape": shape})
+            file.truncate(file.tell() + 4 * shape[0])
+        with self.assertRaisesRegex(pinflow.SystemFailure, "cannot load 'vast' of .*vast.npy': cannot allocate"):
+            pinflow.load_file(self.other("vast.npy"))
+
     def test_a_slice_of_a_truncated_file_is_an_error(self):
         pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)
         with pinflow.safe_open(self.path, framework="np") as model:

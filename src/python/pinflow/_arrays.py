@@ -11,7 +11,8 @@ import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, shown
+from ._readable import check_readable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -304,6 +305,15 @@ def bytes_of(array: AnyArray) -> AnyArray:
     return array.reshape(-1).view(numpy.uint8) if array.dtype.itemsize else numpy.empty(0, numpy.uint8)
 
 
+def is_encodable(text: str) -> bool:
+    """Whether the system can have this text, in a path or a name: it has no half of a surrogate pair."""
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def path_text(path: PathLike) -> str:
     """A path as a str."""
     if not isinstance(path, (str, bytes, os.PathLike)):
@@ -311,6 +321,8 @@ def path_text(path: PathLike) -> str:
     text = os.fsdecode(path)
     if "\0" in text:
         raise InvalidArgument(f"a path has no NUL character, and {ascii(text)} has one")
+    if not is_encodable(text):
+        raise InvalidArgument(f"{ascii(text)} cannot be encoded, so no path has this name")
     return text
 
 
@@ -331,6 +343,8 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
     made_by = _open_again, (_absolute(text), name, stack)
     if stack and not _native.is_pattern(text):
         raise InvalidArgument(f"`stack` makes each file of a pattern one row, and {ascii(text)} is not a pattern")
+    if name is not None and not (isinstance(name, str) and is_encodable(name)):
+        raise InvalidArgument(f"the name of an array is a str in valid Unicode, not {shown(name)}")
     if name is None:
         return Array(_native.open_array(text, stack), made_by)
     if _native.is_pattern(text):
@@ -373,10 +387,10 @@ def save(path: PathLike, array: Any) -> None:
     if not text.endswith(".npy"):
         raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
     elements, spelling = typed_elements(array)
-    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
-    dtype = contiguous.dtype
-    if dtype.hasobject:
+    if elements.dtype.hasobject:
         raise InvalidArgument("arrays of Python objects cannot be saved")
-    if dtype.names is not None:
+    if elements.dtype.names is not None:
         raise InvalidArgument("structured arrays cannot be saved yet; save each field")
+    check_readable("the array", elements.ctypes.data, elements.shape, elements.strides, elements.itemsize)
+    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     _native.save_npy(text, bytes_of(contiguous), spelling, builtins.list(contiguous.shape))

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
-from ._arrays import Interface, PathLike, numpy_type, path_text
+from ._arrays import Interface, PathLike, is_encodable, numpy_type, path_text
 from ._devices import load_device_name
 from ._errors import InvalidArgument, shown
 from ._streams import consumer_stream
@@ -162,13 +162,7 @@ def path_texts(paths: Iterable[PathLike]) -> List[str]:
 
 def is_name(name: Any) -> bool:
     """Whether a tensor can have this name."""
-    if not isinstance(name, str):
-        return False
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
-    return True
+    return isinstance(name, str) and is_encodable(name)
 
 
 def _names_of(names: Iterable[str]) -> List[str]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from . import _native
-from ._arrays import PathLike, spelling_of
+from ._arrays import PathLike, numpy_type, spelling_of
 from ._errors import InvalidArgument, shown
 from ._load import Progress, is_name, load_with, path_texts
+from ._readable import check_readable
 from ._tensor_types import FLOATS, SPELLINGS, address_of, check_dense
 
 
@@ -37,12 +39,14 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
         tensors: the destinations by name: contiguous PyTorch tensors or numpy arrays, all on one device, of the shapes in
             the files. Floating-point numbers are cast to the type of the destination. Destinations of the same memory,
             shape and type, such as tied weights, are filled once: with the first of their names that the files have. A
-            PyTorch tensor in memory that cannot be written to is not noticed, and may end the process.
+            PyTorch tensor in memory that cannot be written to is not noticed, and may end the process. So may a mapping of
+            a file that has no room on its disk, or is truncated meanwhile.
         route, threads, progress, report: as for `load_files`.
 
     Raises:
         InvalidArgument: a destination has another shape or type than its tensor, is a numpy array that is read-only,
-            overlaps with another one, or has no tensor in the files. Nothing has been written then.
+            overlaps with another one, or has no tensor in the files. DataChanged: the last element of a destination is
+            mapped from a file that has been truncated. Nothing has been written then.
         All others as `load_files`: destinations may have been written to, in part or as a whole.
     """
     paths = path_texts([filenames] if isinstance(filenames, (str, bytes, os.PathLike)) else filenames)
@@ -71,6 +75,10 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
                                   f"{destination.spelling}: only little-endian floating-point numbers are cast")
         if 0 in shape or destination in filled:
             continue
+        if destination.device == "host":
+            size = numpy_type(destination.spelling).itemsize
+            end = destination.address + math.prod(shape) * size
+            check_readable(f"the destination {name!r}", end - size, (1,), (size,), size)
         filled.add(destination)
         requests.append((name, -1, 0, 0, "" if spelling == destination.spelling else destination.spelling))
         addresses.append(destination.address)

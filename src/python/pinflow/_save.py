@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import builtins
 import sys
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
 from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
-from ._errors import DataChanged, InvalidArgument, shown
+from ._errors import InvalidArgument, shown
 from ._load import DeviceTensor, Progress
+from ._readable import check_readable
 from ._streams import consumer_stream
 from ._tensor_types import FORMAT_NAMES, SPELLINGS, address_of, check_dense
 
@@ -83,7 +84,7 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         is_copied = not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg()
         if is_copied and tensor.device.type == "cpu":
             size = tensor.element_size()
-            _check_readable(name, start, tensor.shape, [step * size for step in tensor.stride()], size)
+            check_readable(f"the tensor {name!r}", start, tensor.shape, [step * size for step in tensor.stride()], size)
         flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
         address = address_of(f"the tensor {name!r}", flat, "save")
         spelling = SPELLINGS.get(str(flat.dtype)[len("torch."):])
@@ -109,23 +110,12 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
                   if spelling in ("|V1", "|V2") else "")
         raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{advice}")
     if not array.flags.c_contiguous or not array.dtype.isnative:
-        _check_readable(name, array.ctypes.data, array.shape, array.strides, array.itemsize)
+        check_readable(f"the tensor {name!r}", array.ctypes.data, array.shape, array.strides, array.itemsize)
     contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
     if not contiguous.dtype.isnative:
         contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
     flat = bytes_of(contiguous)
     return (name, spelling, builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
-
-
-def _check_readable(name: str, address: int, shape: Sequence[int], strides: Sequence[int], size: int) -> None:
-    """Checks elements that numpy or PyTorch is about to copy, which does so without the fault guard.
-
-    Raises:
-        DataChanged: they are mapped from a file that has been truncated.
-    """
-    if not _native.is_readable(address, builtins.list(shape), builtins.list(strides), size):
-        raise DataChanged(f"cannot save {name!r}: its memory cannot be read, probably because the file that it is mapped from "
-                          "has been truncated")
 
 
 def _item_size(spelling: str) -> int:
