@@ -48,9 +48,8 @@ std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& pat
 /// Opens a safetensors file.
 std::unique_ptr<element_file> open_safetensors_elements(const std::filesystem::path& path);
 
-/// Opens a stream of one dataset of an HDF5 file. `memory_bytes` is as in element_file::stream.
-/// @throws as pinflow::open_hdf5.
-std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path, std::string_view name,
-                                                   std::uint64_t memory_bytes);
+/// Opens an HDF5 file. Datasets are described by their first streams, and the descriptions are kept for later
+/// ones, if they are small.
+std::unique_ptr<element_file> open_hdf5_elements(const std::filesystem::path& path);
 
 }  // namespace pinflow::detail

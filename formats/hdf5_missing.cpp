@@ -80,9 +80,7 @@ std::shared_ptr<const row_source> open_hdf5_row(const std::filesystem::path& pat
     refuse(path);
 }
 
-std::unique_ptr<element_stream> open_hdf5_elements(const std::filesystem::path& path,
-                                                   std::string_view /*name*/,
-                                                   std::uint64_t /*memory_bytes*/) {
+std::unique_ptr<element_file> open_hdf5_elements(const std::filesystem::path& path) {
     refuse(path);
 }
 

@@ -357,18 +357,6 @@ class npy_elements final : public element_file {
     std::filesystem::path path_;
 };
 
-class hdf5_elements final : public element_file {
- public:
-    explicit hdf5_elements(std::filesystem::path path) : path_(std::move(path)) {}
-
-    std::unique_ptr<element_stream> stream(std::string_view name, std::uint64_t memory_bytes) const override {
-        return open_hdf5_elements(path_, name, memory_bytes);
-    }
-
- private:
-    std::filesystem::path path_;
-};
-
 }  // namespace
 
 array_listing only_array(const std::filesystem::path& path) {
@@ -396,7 +384,7 @@ std::unique_ptr<element_file> open_elements(const std::filesystem::path& path) {
         case file_format::safetensors:
             return open_safetensors_elements(path);
         case file_format::hdf5:
-            return std::make_unique<hdf5_elements>(path);
+            return open_hdf5_elements(path);
     }
     throw std::logic_error("a format without elements");
 }

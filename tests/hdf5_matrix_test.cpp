@@ -235,8 +235,8 @@ TEST_CASE("hdf5 matrix: every dataset is read back identical sequentially, in an
     std::mt19937_64 random(2);
     for (const written_dataset& dataset : written().datasets) {
         INFO(dataset.path.filename() << ": " << dataset.name);
-        const auto elements = pinflow::detail::open_hdf5_elements(dataset.path, dataset.name,
-                                                                  std::uint64_t{1} << random() % 20);
+        const auto elements = pinflow::detail::open_hdf5_elements(dataset.path)
+                                  ->stream(dataset.name, std::uint64_t{1} << random() % 20);
         CHECK(elements->shape() == dataset.shape);
         const std::uint64_t item_bytes = elements->dtype().size_bytes();
         std::vector<std::byte> bytes(dataset.little.size());
@@ -276,7 +276,7 @@ TEST_CASE("hdf5 matrix: what is refused is listed with the reason, and named in 
         check([&] { pinflow::open_hdf5_rows(dataset.path, dataset.name); });
         check([&] { pinflow::open(dataset.path, dataset.name); });
         check([&] { pinflow::open_rows(dataset.path.string() + ":" + dataset.name); });
-        check([&] { pinflow::detail::open_hdf5_elements(dataset.path, dataset.name, 1 << 20); });
+        check([&] { pinflow::detail::open_hdf5_elements(dataset.path)->stream(dataset.name, 1 << 20); });
     }
 }
 

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <numeric>
 #include <tuple>
 #include <utility>
@@ -303,6 +304,23 @@ const std::byte* opened_tensors::pages_of(std::size_t file) const {
         return nullptr;  // such as a limit of the address space
     }
     return pages->data();
+}
+
+std::unique_ptr<element_file> opened_tensors::take_elements(std::size_t file) const {
+    {
+        const std::scoped_lock lock(elements_mutex_);
+        if (auto kept = elements_.extract(file)) return std::move(kept.mapped());
+    }
+    return open_elements(absolute_paths[file]);
+}
+
+void opened_tensors::give_back(std::size_t file, std::unique_ptr<element_file> elements) const noexcept {
+    try {
+        const std::scoped_lock lock(elements_mutex_);
+        elements_.emplace(file, std::move(elements));
+    } catch (const std::bad_alloc&) {
+        return;  // it is opened again
+    }
 }
 
 load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device) {

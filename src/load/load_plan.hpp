@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "formats/element_streams.hpp"
 #include "formats/safetensors_tensor.hpp"
 #include "pinflow/formats/open.hpp"
 #include "pinflow/load.hpp"
@@ -80,12 +81,18 @@ struct opened_tensors {
     /// The first byte of a file, which the first call maps as a whole, until the files are closed. Null if it
     /// cannot be mapped, or if loaded tensors have many mappings. Thread-safe.
     const std::byte* pages_of(std::size_t file) const;
+    /// A file that must be decoded, for one thread: one that was given back, or opened now by its path.
+    /// Thread-safe.
+    std::unique_ptr<element_file> take_elements(std::size_t file) const;
+    void give_back(std::size_t file, std::unique_ptr<element_file> elements) const noexcept;
 
  private:
     mutable std::once_flag by_name_made_;
     mutable std::unordered_map<std::string_view, std::size_t> by_name_;
     mutable std::mutex pages_mutex_;
     mutable std::map<std::size_t, std::shared_ptr<const mapped_file>> pages_;  ///< null: cannot be mapped
+    mutable std::mutex elements_mutex_;
+    mutable std::multimap<std::size_t, std::unique_ptr<element_file>> elements_;  ///< that no thread uses
 };
 
 struct file_position {

@@ -23,8 +23,8 @@ namespace {
 /// More are not faster with 16 cores: the calling thread allocates memory and enqueues copies meanwhile.
 /// Measured for loads to a GPU from tmpfs.
 constexpr unsigned max_threads = 14;
-/// On the host device the calling thread reads up to this many bytes itself, because starting threads would
-/// take longer.
+/// On the host device the calling thread reads and decodes up to this many bytes itself, because starting
+/// threads would take longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
 /// Whether at least three quarters of the sampled units, by their bytes, are in the page cache. The samples
@@ -110,12 +110,16 @@ unsigned default_threads(unsigned busy_cores) {
 }
 
 /// The route of a load to host memory.
-chosen_route choose_on_host(const load_plan& plan) {
+chosen_route choose_on_host(const opened_tensors& opened, const load_plan& plan) {
     chosen_route chosen;
     const std::uint64_t read_bytes = plan.total_bytes - plan.mapped_bytes;
-    // a slice of a compressed tensor may take long
-    chosen.is_small =
-        read_bytes <= max_small_bytes && std::ranges::none_of(plan.others, &load_unit::is_decoded);
+    std::uint64_t decoded_bytes = 0;  // of whole tensors: a slice of a compressed one may take as long
+    for (const load_unit& unit : plan.others) {
+        if (!unit.is_decoded) continue;
+        for (const load_piece& piece : plan.pieces_of(unit))
+            decoded_bytes += opened.stored[plan.jobs[piece.job].tensor].size_bytes;
+    }
+    chosen.is_small = read_bytes <= max_small_bytes && decoded_bytes <= max_small_bytes;
     chosen.reason = fmt::format(
         "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
         "are not aligned or have a destination, or little of their file is loaded",
@@ -145,8 +149,8 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options) {
     check_enumerator(options.route, load_route::both, "load_route");
-    chosen_route chosen =
-        device.kind() == device_kind::host ? choose_on_host(plan) : choose_on_gpu(opened, plan, options);
+    chosen_route chosen = device.kind() == device_kind::host ? choose_on_host(opened, plan)
+                                                             : choose_on_gpu(opened, plan, options);
     if (chosen.is_small) return chosen;
     const auto count = [](unsigned wanted, std::size_t units) {
         return static_cast<unsigned>(std::min<std::size_t>(wanted, units));

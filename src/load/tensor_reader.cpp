@@ -44,6 +44,11 @@ thread_descriptor::~thread_descriptor() {
     if (own_ >= 0) system::close(own_);
 }
 
+tensor_reader::~tensor_reader() {
+    for (auto& [file, elements] : decoded_files_)
+        if (elements) opened_.give_back(file, std::move(elements));
+}
+
 const thread_descriptor& tensor_reader::descriptor_of(std::size_t file) {
     if (const auto found = descriptors_.find(file); found != descriptors_.end()) return found->second;
     descriptors_.clear();
@@ -200,7 +205,7 @@ void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
 void tensor_reader::begin_decoding(const load_job& job) {
     const stored_tensor& stored = opened_.stored[job.tensor];
     auto& file = decoded_files_[stored.file];
-    if (!file) file = open_elements(opened_.absolute_paths[stored.file]);
+    if (!file) file = opened_.take_elements(stored.file);
     stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name, decoding_memory_bytes);
     // the file was opened again, by its path
     const bool is_same = stream_->dtype() == stored_type_of(opened_, job) &&

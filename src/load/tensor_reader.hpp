@@ -40,6 +40,9 @@ class tensor_reader {
     /// the page cache and the fault guard is installed. They are read otherwise.
     tensor_reader(const opened_tensors& opened, const load_plan& plan, bool copies_short_runs = false)
         : opened_(opened), plan_(plan), copies_short_runs_(copies_short_runs) {}
+    tensor_reader(const tensor_reader&) = delete;
+    tensor_reader& operator=(const tensor_reader&) = delete;
+    ~tensor_reader();
 
     /// Fills `destination` with the bytes of a job from `begin_bytes` on. The job must not be decoded. If the
     /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.

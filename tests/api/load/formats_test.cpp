@@ -1,9 +1,11 @@
 #include <doctest/doctest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -168,6 +170,45 @@ TEST_CASE("load: of a slice of a compressed HDF5 dataset only the chunks with it
                   sliced(deflated, slice));
         }
     });
+}
+
+TEST_CASE("load: a compressed HDF5 dataset is loaded by several threads, again and again, until it changes") {
+    const temporary_folder folder;
+    const auto path = folder / "a.h5";
+    const auto deflated = random_tensor("deflated", dtype::of<std::int32_t>(), {1000, 300});
+    const auto other = random_tensor("deflated", dtype::of<std::int32_t>(), {1000, 300});
+    const auto write = [&](const std::filesystem::path& file, const model_tensor& tensor) {
+        hdf5_writer writer(file);
+        writer.begin({tensor.name, tensor.dtype, tensor.shape, 1});
+        writer.write(tensor.bytes);
+        writer.finish();
+    };
+    try {
+        write(path, deflated);
+    } catch (const format_not_built&) {
+        MESSAGE("skipped: this build has no HDF5");
+        return;
+    }
+    const tensor_files files({path});
+    const auto is_right = [&](std::uint64_t begin) {
+        const std::vector<tensor_request> requests{{"deflated", tensor_slice{0, begin, begin + 30}}};
+        return bytes_of(files.load(requests, device::host()).tensors[0]) ==
+               sliced(deflated, {0, begin, begin + 30});
+    };
+    std::vector<std::thread> threads;
+    std::atomic<unsigned> right = 0;
+    for (std::uint64_t thread = 0; thread < 3; ++thread) {
+        threads.emplace_back([&, thread] {
+            for (std::uint64_t begin = thread; begin < 900; begin += 97)
+                right += is_right(begin) ? 1U : 0U;
+        });
+    }
+    for (std::thread& thread : threads)
+        thread.join();
+    CHECK(right == 30);
+    write(folder / "b.h5", other);
+    std::filesystem::rename(folder / "b.h5", path);
+    CHECK_THROWS_AS(is_right(5), data_changed);
 }
 
 TEST_CASE("load: a file that is decoded, and was replaced by one of another shape, has changed") {
