@@ -26,11 +26,9 @@ constexpr std::uint64_t min_mapped_bytes_of_many = std::uint64_t{1} << 20;
 constexpr std::size_t many_mappings = 8192;
 std::atomic<std::size_t> mapping_count = 0;
 /// The first and the last units of a load are shorter: the link waits for the first ones to be read, and the
-/// caller for the last ones to be copied.
+/// caller for the last ones to be copied. In small loads, all are short.
 constexpr std::uint64_t short_unit_bytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t short_zone_bytes = 16 * short_unit_bytes;  ///< at either end
-/// Smaller loads have few units, and each thread that takes one needs page-locked buffers.
-constexpr std::uint64_t min_zoned_bytes = 4 * short_zone_bytes;
 
 /// Makes the blocks, units and pieces of a plan, job by job.
 class planner {
@@ -127,10 +125,10 @@ class planner {
 
     /// The maximum size of a unit that begins after so many bytes of the load.
     std::uint64_t max_unit_bytes(std::uint64_t bytes_before) const {
-        const bool is_short =
-            all_bytes_ >= min_zoned_bytes &&
-            (bytes_before < short_zone_bytes || all_bytes_ - bytes_before <= short_zone_bytes);
-        return is_short ? short_unit_bytes : load_unit_bytes;
+        const bool is_small = all_bytes_ <= 4 * short_zone_bytes;
+        const bool is_at_end =
+            bytes_before < short_zone_bytes || all_bytes_ - bytes_before <= short_zone_bytes;
+        return is_small || is_at_end ? short_unit_bytes : load_unit_bytes;
     }
 
     /// Sets where a job is delivered. @return whether it is a mapping.

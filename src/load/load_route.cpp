@@ -23,8 +23,8 @@ namespace {
 /// More are not faster with 16 cores: the calling thread allocates memory and enqueues copies meanwhile.
 /// Measured for loads to a GPU from tmpfs.
 constexpr unsigned max_threads = 14;
-/// On the host device the calling thread reads and decodes up to this many bytes itself, because starting
-/// threads would take longer.
+/// The calling thread reads and decodes up to this many bytes itself, because starting threads would take
+/// longer.
 constexpr std::uint64_t max_small_bytes = std::uint64_t{1} << 20;
 
 /// Whether at least three quarters of the sampled units, by their bytes, are in the page cache. The samples
@@ -109,22 +109,23 @@ unsigned default_threads(unsigned busy_cores) {
     return std::clamp(count_cores() - busy_cores, 1U, max_threads);
 }
 
-/// The route of a load to host memory.
-chosen_route choose_on_host(const opened_tensors& opened, const load_plan& plan) {
-    chosen_route chosen;
-    const std::uint64_t read_bytes = plan.total_bytes - plan.mapped_bytes;
+/// Whether so little is read, gathered and decoded that no thread is worth starting.
+bool is_small(const opened_tensors& opened, const load_plan& plan) {
     std::uint64_t decoded_bytes = 0;  // of whole tensors: a slice of a compressed one may take as long
     for (const load_unit& unit : plan.others) {
         if (!unit.is_decoded) continue;
         for (const load_piece& piece : plan.pieces_of(unit))
             decoded_bytes += opened.stored[plan.jobs[piece.job].tensor].size_bytes;
     }
-    chosen.is_small = read_bytes <= max_small_bytes && decoded_bytes <= max_small_bytes;
-    chosen.reason = fmt::format(
-        "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
-        "are not aligned or have a destination, or little of their file is loaded",
-        in_binary_units(plan.mapped_bytes), in_binary_units(read_bytes));
-    return chosen;
+    return plan.total_bytes - plan.mapped_bytes <= max_small_bytes && decoded_bytes <= max_small_bytes;
+}
+
+/// The route of a load to host memory.
+chosen_route choose_on_host(const load_plan& plan) {
+    return {.reason = fmt::format(
+                "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
+                "are not aligned or have a destination, or little of their file is loaded",
+                in_binary_units(plan.mapped_bytes), in_binary_units(plan.total_bytes - plan.mapped_bytes))};
 }
 
 /// The route of a load to a GPU.
@@ -149,14 +150,20 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options) {
     check_enumerator(options.route, load_route::both, "load_route");
-    chosen_route chosen = device.kind() == device_kind::host ? choose_on_host(opened, plan)
+    chosen_route chosen = device.kind() == device_kind::host ? choose_on_host(plan)
                                                              : choose_on_gpu(opened, plan, options);
-    if (chosen.is_small) return chosen;
+    if (chosen.route == load_route::staged && is_small(opened, plan)) {
+        chosen.is_small = true;
+        return chosen;
+    }
     const auto count = [](unsigned wanted, std::size_t units) {
         return static_cast<unsigned>(std::min<std::size_t>(wanted, units));
     };
     const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
-    const std::size_t units = plan.copyable.size() + plan.others.size();
+    // each thread that reads needs two buffers, which take long to page-lock
+    const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
+    const std::size_t units = std::min(plan.copyable.size() + plan.others.size(),
+                                       decoded + plan.total_bytes / load_unit_bytes + 1);
     chosen.threads_without_pages = count(threads, units);
     if (chosen.route == load_route::copy) {
         chosen.threads = count(threads, plan.others.size());

@@ -27,7 +27,8 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       device_(device),
       options_(options),
       way_(choose_route(opened, plan, device, options)),
-      copies_(device.kind() == device_kind::host ? load_host_stream() : own_stream_.emplace(device).view()),
+      own_stream_(device),
+      copies_(own_stream_.view()),
       blocks_(plan.blocks.size()),
       addresses_(plan.blocks.size()),
       private_pages_(opened.files.size()),
@@ -281,7 +282,7 @@ load_run::~load_run() {
     changed_.notify_all();
     join_threads();
     try {
-        if (!is_on_host()) copies_.synchronize();
+        if (!is_on_host()) copies_.synchronize();  // before buffers and memory are given back
     } catch (const error&) {
         return;  // the failure has been thrown already, or the memory is lost with the device
     }

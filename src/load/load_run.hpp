@@ -21,6 +21,7 @@
 #include "src/load/load_plan.hpp"
 #include "src/load/load_route.hpp"
 #include "src/load/load_staging.hpp"
+#include "src/load/load_streams.hpp"
 #include "src/load/tensor_reader.hpp"
 #include "src/load/unit_queue.hpp"
 
@@ -92,7 +93,7 @@ class load_run {
     const load_options& options_;
     chosen_route way_;
 
-    std::optional<stream> own_stream_;  ///< not on the host device
+    load_stream own_stream_;
     stream_view copies_;
     std::vector<std::shared_ptr<loaded_block>> blocks_;
     std::vector<std::atomic<std::byte*>> addresses_;                   ///< null until allocated
