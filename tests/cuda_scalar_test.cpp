@@ -2,6 +2,7 @@
 // host with the definitions.
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -16,6 +17,8 @@
 #include "pinflow/device.hpp"
 #include "pinflow/stream.hpp"
 #include "src/core/cast.hpp"
+#include "src/device/backend.hpp"
+#include "src/device/cast_work.hpp"
 #include "tests/cuda_scalar.hpp"
 #include "tests/support/devices.hpp"
 
@@ -139,6 +142,38 @@ TEST_CASE("cuda scalar: every type of number becomes every other, bit for bit as
             REQUIRE(::cudaGetLastError() == cudaSuccess);
             CHECK(count_different(to_host(result.data(), expected.size(), stream), expected,
                                   types[to].size_bytes()) == 0);
+        }
+    }
+}
+
+TEST_CASE("cuda scalar: floats that are cast on their way to the device have the bits of the host") {
+    const device gpu = device::cuda(0);
+    const stream stream(gpu);
+    const std::vector<dtype> types = scalar_types();
+    for (const dtype& from : types) {
+        const auto source_type = detail::cast_type_of(from);
+        if (!source_type) continue;
+        const std::vector<std::byte> source = samples(from);
+        const pinned_buffer pinned(source.size(), gpu);
+        std::ranges::copy(source, pinned.data());
+        const std::uint64_t count = source.size() / from.size_bytes() - 3;  // the last read is not whole
+        for (const dtype& to : types) {
+            const auto target_type = detail::cast_type_of(to);
+            if (!target_type) continue;
+            CAPTURE(from.descr());
+            CAPTURE(to.descr());
+            std::vector<std::byte> expected((count + 2) * to.size_bytes());
+            detail::cast_elements(from, source.data(), to, expected.data() + to.size_bytes(), count);
+            const device_buffer result(expected.size(), stream);
+            gpu.backend().fill_zero(result.data(), expected.size(), stream.view().native_handle());
+            gpu.backend().cast_to_device({.source = pinned.data(),
+                                          .from = *source_type,
+                                          .destination = result.data() + to.size_bytes(),
+                                          .to = *target_type,
+                                          .count = count},
+                                         stream.view().native_handle());
+            CHECK(count_different(to_host(result.data(), expected.size(), stream), expected,
+                                  to.size_bytes()) == 0);
         }
     }
 }

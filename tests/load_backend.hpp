@@ -35,6 +35,10 @@ class load_backend final : public fake_cuda_backend {
     std::atomic<std::size_t> cut_strided_copies = 0;  ///< across a boundary of registrations
     std::atomic<std::size_t> short_strided_copies = 0;
 
+    // in calls of cast_to_device
+    std::atomic<std::uint64_t> cast_elements = 0;
+    std::atomic<std::size_t> wrong_casts = 0;  ///< misaligned, or of more than a buffer has
+
     std::mutex mutex;
     std::vector<copy_range> batch_copies;  ///< ranges of these calls; guarded by `mutex`
 
@@ -48,6 +52,16 @@ class load_backend final : public fake_cuda_backend {
             batch_copies.insert(batch_copies.end(), ranges.begin(), ranges.end());
         }
         fake_cuda_backend::copy_batch_to_device(ranges, stream);
+    }
+    void cast_to_device(const detail::device_cast& work, void* stream) override {
+        const std::uint64_t from_bytes = detail::dtype_of(work.from).size_bytes();
+        const std::uint64_t to_bytes = detail::dtype_of(work.to).size_bytes();
+        if (reinterpret_cast<std::uintptr_t>(work.source) % 16 != 0 ||
+            reinterpret_cast<std::uintptr_t>(work.destination) % to_bytes != 0 ||
+            work.count * from_bytes > std::uint64_t{4} << 20)
+            ++wrong_casts;
+        cast_elements += work.count;
+        fake_cuda_backend::cast_to_device(work, stream);
     }
     void copy_strided_to_device(const detail::strided_copy& runs, void* stream) override {
         const copy_range span{runs.destination, runs.source,

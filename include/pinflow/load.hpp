@@ -63,9 +63,10 @@ struct tensor_request {
     /// chunks with elements of the part are read. A member of a .npz file that must be decoded or reordered
     /// is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
-    /// The type that the elements are cast to by the CPU, as `pinflow convert --dtype` does. Casts to
-    /// integers truncate toward zero and clamp to the type's range; NaN becomes 0. Empty: the type in the
-    /// file, little-endian.
+    /// The type that the elements are cast to, as `pinflow convert --dtype` does. On the way to a GPU, it
+    /// casts floats to floats; all others, what must be decoded, and elements for a `destination` that is not
+    /// aligned for them are cast by the CPU, with the same bits. Casts to integers truncate toward zero and
+    /// clamp to the type's range; NaN becomes 0. Empty: the type in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Destinations must
@@ -106,7 +107,7 @@ struct load_options {
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
     /// The most CPU threads that read, decode and cast. 0: one for each core, but on the route `both` one
-    /// less, and at most 14.
+    /// less, and at most 14. The calling thread alone loads up to 1 MiB.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
     /// may outlast the call; the process waits for it before it exits.

@@ -11,6 +11,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/device/cast_work.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -55,6 +56,7 @@ class planner {
         const bool is_raw = opened_.stored[job.tensor].offset_bytes.has_value();
         const bool is_contiguous = is_raw && job.is_contiguous();
         const bool is_mapped = place(job, is_contiguous);
+        job.is_cast_by_device = is_raw && can_be_cast_by_device(job);
         if (is_mapped) {
             plan_.mapped_bytes += job.size_bytes;
         } else if (!is_raw) {
@@ -66,7 +68,8 @@ class planner {
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
             decoded_.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1, .is_decoded = true});
             plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
-        } else if (job.size_bytes >= min_own_block_bytes) {
+        } else if (std::max(job.size_bytes, staged_bytes_of(opened_, job, job.size_bytes)) >=
+                   min_own_block_bytes) {
             add_pieces(index, is_contiguous, bytes_before);
         } else {
             small_.push_back({index, bytes_before});
@@ -98,6 +101,11 @@ class planner {
             is_copied = can_copy_runs(runs);
             reads_with_gaps = reads_gaps(runs) && runs.stride_bytes <= load_unit_bytes;
             if (reads_with_gaps) max_piece_bytes = load_unit_bytes / runs.stride_bytes * run_bytes;
+        }
+        if (job.is_cast_by_device) {
+            const std::uint64_t stored_bytes = stored_type_of(opened_, job).size_bytes();
+            max_piece_bytes =
+                std::min(max_piece_bytes, max_piece_bytes / stored_bytes * job.cast->size_bytes());
         }
         for (std::uint64_t begin = 0; begin < job.size_bytes;) {
             const std::uint64_t max_bytes = std::min(max_unit_bytes(bytes_before + begin), max_piece_bytes);
@@ -170,6 +178,13 @@ class planner {
 
     std::uint32_t next_block() const { return static_cast<std::uint32_t>(plan_.blocks.size()); }
 
+    /// Whether a GPU casts the elements. The CPU would take longer than the link.
+    bool can_be_cast_by_device(const load_job& job) const {
+        return device_.kind() != device_kind::host && job.is_cast() &&
+               cast_type_of(stored_type_of(opened_, job)) && cast_type_of(*job.cast) &&
+               is_multiple(reinterpret_cast<std::uintptr_t>(job.destination), job.cast->size_bytes());
+    }
+
     /// Whether a contiguous tensor is mapped: on the host device, if it is aligned for its type, and enough
     /// of its file is loaded.
     bool can_be_mapped(const load_job& job) const {
@@ -198,16 +213,18 @@ class planner {
         for (; next < small_.size(); ++next) {
             const load_job& job = plan_.jobs[small_[next].index];
             std::uint64_t offset = rounded_up(end, block_alignment);
-            if (last != nullptr && last->block == job.block)
+            const bool is_cast = job.is_cast_by_device || (last != nullptr && last->is_cast_by_device);
+            if (last != nullptr && last->block == job.block && !is_cast)
                 offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
+            const std::uint64_t staged_bytes = staged_bytes_of(opened_, job, job.size_bytes);
             const bool kinds_differ = last != nullptr && last->is_contiguous() != job.is_contiguous();
-            const bool is_full = offset + job.size_bytes > max_bytes;
+            const bool is_full = offset + staged_bytes > max_bytes;
             if (last != nullptr && (kinds_differ || (is_full && !leaves_short_run(*last, next)))) break;
             plan_.pieces.push_back({.job = small_[next].index,
                                     .unit_offset_bytes = static_cast<std::uint32_t>(offset),
                                     .size_bytes = job.size_bytes});
             ++unit.piece_count;
-            end = offset + job.size_bytes;
+            end = offset + staged_bytes;
             last = &job;
         }
         return unit;

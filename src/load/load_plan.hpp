@@ -38,8 +38,8 @@ struct stored_tensor {
     /// Where all elements lie in the file, in C order and little-endian. Empty if they must be decoded or
     /// reordered.
     std::optional<std::uint64_t> offset_bytes;
-    std::uint32_t file = 0;    ///< index in opened_tensors
-    bool has_no_name = false;  ///< in the file, which is a .npy file
+    std::uint32_t file = 0;     ///< index in opened_tensors
+    bool has_no_name = false;   ///< in the file, which is a .npy file
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 };
@@ -147,7 +147,8 @@ struct load_job {
     std::uint64_t size_bytes = 0;          ///< as delivered
     std::uint64_t first_bytes = 0;         ///< of the slice, in the stored elements
     std::byte* destination = nullptr;      ///< the caller's
-    bool has_gaps = false;  ///< the slice is not contiguous in the stored elements: see runs_of
+    bool has_gaps = false;           ///< the slice is not contiguous in the stored elements: see runs_of
+    bool is_cast_by_device = false;  ///< staged as stored: device_backend::cast_to_device
 
     bool is_cast() const { return cast != nullptr; }
     /// Whether the bytes are delivered as they are stored, in one piece.
@@ -161,6 +162,12 @@ inline const dtype& stored_type_of(const opened_tensors& opened, const load_job&
 /// The type as delivered.
 inline const dtype& type_of(const opened_tensors& opened, const load_job& job) {
     return job.is_cast() ? *job.cast : stored_type_of(opened, job);
+}
+/// Bytes of a part of a job in a staging buffer, given its bytes as delivered.
+inline std::uint64_t staged_bytes_of(const opened_tensors& opened, const load_job& job,
+                                     std::uint64_t size_bytes) {
+    if (!job.is_cast_by_device) return size_bytes;
+    return size_bytes / job.cast->size_bytes() * stored_type_of(opened, job).size_bytes();
 }
 /// The shape as delivered.
 inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) {

@@ -122,10 +122,11 @@ bool is_small(const opened_tensors& opened, const load_plan& plan) {
 
 /// The route of a load to host memory.
 chosen_route choose_on_host(const load_plan& plan) {
-    return {.reason = fmt::format(
-                "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
-                "are not aligned or have a destination, or little of their file is loaded",
-                in_binary_units(plan.mapped_bytes), in_binary_units(plan.total_bytes - plan.mapped_bytes))};
+    return {
+        .reason = fmt::format(
+            "{} are mapped, {} are read: tensors are mapped unless they must be gathered, decoded or cast, "
+            "are not aligned or have a destination, or little of their file is loaded",
+            in_binary_units(plan.mapped_bytes), in_binary_units(plan.total_bytes - plan.mapped_bytes))};
 }
 
 /// The route of a load to a GPU.
@@ -150,8 +151,8 @@ chosen_route choose_on_gpu(const opened_tensors& opened, const load_plan& plan, 
 chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,
                           const load_options& options) {
     check_enumerator(options.route, load_route::both, "load_route");
-    chosen_route chosen = device.kind() == device_kind::host ? choose_on_host(plan)
-                                                             : choose_on_gpu(opened, plan, options);
+    chosen_route chosen =
+        device.kind() == device_kind::host ? choose_on_host(plan) : choose_on_gpu(opened, plan, options);
     if (chosen.route == load_route::staged && is_small(opened, plan)) {
         chosen.is_small = true;
         return chosen;
@@ -162,8 +163,8 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
     // each thread that reads needs two buffers, which take long to page-lock
     const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
-    const std::size_t units = std::min(plan.copyable.size() + plan.others.size(),
-                                       decoded + plan.total_bytes / load_unit_bytes + 1);
+    const std::size_t units =
+        std::min(plan.copyable.size() + plan.others.size(), decoded + plan.total_bytes / load_unit_bytes + 1);
     chosen.threads_without_pages = count(threads, units);
     if (chosen.route == load_route::copy) {
         chosen.threads = count(threads, plan.others.size());

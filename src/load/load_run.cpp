@@ -8,6 +8,7 @@
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
 #include "src/device/backend.hpp"
+#include "src/device/cast_work.hpp"
 #include "src/load/load_streams.hpp"
 
 namespace pinflow::detail {
@@ -180,6 +181,10 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
         const load_job& job = plan_.jobs[piece.job];
         std::byte* const target = target_of(piece);
         if (target == nullptr) return;
+        if (job.is_cast_by_device) {
+            cast(piece, side, target);
+            continue;
+        }
         copy_range* const last = copies.empty() ? nullptr : &copies.back();
         const bool is_own = plan_.blocks[job.block].destination == nullptr;
         // the padding between neighbours in a block is copied, too
@@ -194,12 +199,23 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
     }
     if (copies.size() == 1) {
         copy_to_device_async(copies[0].destination, {copies[0].source, copies[0].size_bytes}, copies_);
-    } else {
+    } else if (!copies.empty()) {
         copy_batch_to_device_async(copies, copies_);
     }
     buffer.copied.record(copies_);
     for (const load_piece& piece : plan_.pieces_of(unit))
         staged_bytes_ += piece.size_bytes;
+}
+
+/// Lets the device cast a piece that is staged as it is stored.
+void load_run::cast(const load_piece& piece, const std::byte* staged, std::byte* target) {
+    const load_job& job = plan_.jobs[piece.job];
+    device_.backend().cast_to_device({.source = staged,
+                                      .from = *cast_type_of(stored_type_of(opened_, job)),
+                                      .destination = target,
+                                      .to = *cast_type_of(*job.cast),
+                                      .count = piece.size_bytes / job.cast->size_bytes()},
+                                     copies_.native_handle());
 }
 
 /// Stages runs of a slice, together with the gaps between them.

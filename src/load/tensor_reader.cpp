@@ -88,7 +88,13 @@ void tensor_reader::read(const load_unit& unit, std::byte* buffer) {
                 size_bytes += next.size_bytes;
             }
         }
-        read(job, first.begin_bytes, {buffer + first.unit_offset_bytes, size_bytes});
+        std::byte* const place = buffer + first.unit_offset_bytes;
+        if (job.is_cast_by_device) {
+            read_stored(job, staged_bytes_of(opened_, job, first.begin_bytes),
+                        {place, staged_bytes_of(opened_, job, size_bytes)});
+        } else {
+            read(job, first.begin_bytes, {place, size_bytes});
+        }
     }
 }
 

@@ -48,8 +48,8 @@ class tensor_reader {
     /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.
     /// @throws data_changed, system_failure.
     void read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
-    /// Fills a staging buffer with the pieces of a unit. Neighbours in the file and in the buffer are read at
-    /// once.
+    /// Fills a staging buffer with the pieces of a unit, those that the device casts as they are stored.
+    /// Neighbours in the file and in the buffer are read at once.
     /// @throws as `read`.
     void read(const load_unit& unit, std::byte* buffer);
 

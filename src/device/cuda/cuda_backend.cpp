@@ -12,6 +12,8 @@
 
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
+#include "src/device/cuda/blocks_for.hpp"
+#include "src/device/cuda/casts.hpp"
 #include "src/device/cuda/context.hpp"
 #include "src/device/cuda/copy_list.hpp"
 #include "src/device/cuda/digest.hpp"
@@ -257,6 +259,20 @@ class backend final : public device_backend {
                                       runs.run_count, stream_of(stream));
         }),
               "cannot copy {} runs of {} bytes to cuda:{}", runs.run_count, runs.run_bytes, index());
+    }
+
+    void cast_to_device(const device_cast& work, void* stream) override {
+        if (work.count == 0) return;
+        device_cast copy = work;
+        void* arguments[] = {&copy};
+        const std::uint64_t packs = work.count * dtype_of(work.from).size_bytes() / cuda::cast_pack_bytes;
+        // more blocks only wait for the link
+        const unsigned blocks = blocks_for(packs, cuda::cast_threads, std::uint64_t{multiprocessors_} * 8);
+        check(context_.run([&] {
+            return launch(cuda::cast_elements(work.from, work.to), blocks, cuda::cast_threads, arguments,
+                          stream_of(stream));
+        }),
+              "cannot cast {} elements to cuda:{}", work.count, index());
     }
 
     void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {

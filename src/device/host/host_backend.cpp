@@ -15,6 +15,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
+#include "src/core/cast.hpp"
 #include "src/core/error_advice.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/worker_threads.hpp"
@@ -161,6 +162,12 @@ class host final : public device_backend {
             for (std::uint64_t i = 0; i < runs.run_count; ++i)
                 std::memcpy(runs.destination + i * runs.run_bytes, runs.source + i * runs.stride_bytes,
                             runs.run_bytes);
+        });
+    }
+
+    void cast_to_device(const device_cast& work, void* stream) override {
+        stream_of(stream).enqueue([work] {
+            cast_elements(dtype_of(work.from), work.source, dtype_of(work.to), work.destination, work.count);
         });
     }
 
