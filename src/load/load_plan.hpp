@@ -40,6 +40,7 @@ struct stored_tensor {
     std::optional<std::uint64_t> offset_bytes;
     std::uint32_t file = 0;     ///< index in opened_tensors
     bool has_no_name = false;   ///< in the file, which is a .npy file
+    bool is_reordered = false;  ///< stored as it is, but in Fortran order
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 };

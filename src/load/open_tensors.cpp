@@ -92,11 +92,16 @@ std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& pa
     return listed;
 }
 
+/// Whether the elements are stored in another order than they are delivered.
+bool is_reordered(const array_listing& array) {
+    const auto long_axes = std::ranges::count_if(array.shape, [](std::uint64_t n) { return n > 1; });
+    return array.fortran_order && long_axes > 1;
+}
+
 /// Where the elements lie in the file as they are delivered; empty if they must be decoded.
 std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_file& file) {
-    const auto long_axes = std::ranges::count_if(array.shape, [](std::uint64_t n) { return n > 1; });
     std::uint64_t end = 0;
-    if (!array.offset_bytes || !array.dtype->is_little_endian() || (array.fortran_order && long_axes > 1) ||
+    if (!array.offset_bytes || !array.dtype->is_little_endian() || is_reordered(array) ||
         !add(*array.offset_bytes, array.size_bytes, end) || end > file.size_bytes())
         return std::nullopt;
     return array.offset_bytes;
@@ -168,7 +173,8 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .size_bytes = kept.size_bytes,
                              .offset_bytes = offset_bytes,
                              .file = static_cast<std::uint32_t>(file),
-                             .has_no_name = is_npy});
+                             .has_no_name = is_npy,
+                             .is_reordered = kept.offset_bytes && is_reordered(kept)});
 }
 
 /// Adds the aliases of all tensors, but not those that have the name of another tensor or alias.
