@@ -48,8 +48,10 @@ std::unique_ptr<element_file> open_npz_elements(const std::filesystem::path& pat
 /// Opens a safetensors file.
 std::unique_ptr<element_file> open_safetensors_elements(const std::filesystem::path& path);
 
-/// Opens an HDF5 file. Datasets are described by their first streams, and the descriptions are kept for later
-/// ones, if they are small.
+/// Opens an HDF5 file, without reading it. `stream` describes a dataset, and keeps the description for later
+/// streams, in up to 8 MiB, unless only libhdf5 can read it. It throws data_changed if the file has changed
+/// since the first stream.
+/// @throws format_not_built if this build lacks HDF5.
 std::unique_ptr<element_file> open_hdf5_elements(const std::filesystem::path& path);
 
 }  // namespace pinflow::detail
