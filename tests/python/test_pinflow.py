@@ -756,7 +756,7 @@ class SourceTest(Folder):
             signal.signal(signal.SIGALRM, before)
         self.assertRaises(pinflow.InvalidArgument, next, iter(loader))
 
-    def test_a_loop_that_another_one_has_replaced_within_its_next_says_so(self):
+    def test_a_loop_that_a_signal_handler_has_replaced_raises_error(self):
         for replace in ("loop", "state"):
             has_begun = threading.Event()
 
@@ -809,6 +809,20 @@ class SourceTest(Folder):
             self.assertRaises(KeyboardInterrupt, next, iter(loader))
         loader.close()
         self.assertRaises(pinflow.InvalidArgument, next, iter(loader))
+
+    def test_a_state_whose_load_is_interrupted_leaves_a_loader_that_goes_on(self):
+        loader = pinflow.Loader(numbered(), batch=10, device="host", order="sequential")
+        state = {**loader.state_dict(), "epoch": 3, "position": 50}
+        loader._loader.close()
+        loader._loader = mock.Mock(close=mock.Mock(side_effect=[KeyboardInterrupt, None, None]))
+        self.assertRaises(KeyboardInterrupt, loader.load_state_dict, state)
+        self.assertEqual(loader.state_dict()["epoch"], loader.epoch)
+        self.assertEqual(sum(len(rows) for (rows,) in loader), ROWS)
+        loader.load_state_dict(state)
+        self.assertEqual(sum(len(rows) for (rows,) in loader), ROWS - 50)
+        self.assertEqual(loader.epoch, 4)
+        loader.close()
+        loader.close()
 
     def test_a_cycle_with_its_loader_is_collected(self):
         source = self.Squares()

@@ -115,9 +115,9 @@ class _Loop(Generic[_Made]):
         batch = loader._loader.next() if gpu is None else loader._loader.next(*consumer_stream(loader._stream, gpu))
         if batch is None and loader._closed:
             raise Error("this loop cannot go on: the loader was closed while it waited for a batch")
-        if self._turn != loader._turn:  # a signal handler may do that
-            raise Error("this loop cannot go on: another loop over its loader has begun, or the loader has loaded a state, "
-                        "while it waited for a batch")
+        if self._turn != loader._turn:  # a signal handler has begun another loop, or loaded a state
+            raise Error("this loop cannot go on: while it waited for a batch, another loop over its loader began, or the "
+                        "loader loaded a state")
         # an error, thrown before, has ended the epoch
         if batch is None and not loader._loader.has_delivered_all:
             self._turn, self._is_over = None, True
@@ -256,7 +256,7 @@ class Loader:
         self._turn = 0  # counts loops: an older one must not go on
         self._native_at: Optional[int] = 0  # the epoch with which the native loader can go on; None within one
         self._is_between = True  # no epoch has been begun, or the last one has been delivered
-        self._is_lost = False  # the native loader was closed to make another one, which has not been made
+        self._is_native_closed = False  # the native loader was closed to make another one, which has not been made
 
     @property
     def device(self) -> str:
@@ -297,12 +297,14 @@ class Loader:
         if self._epochs is not None and self._epoch >= self._epochs:
             return False
         self._turn += 1
-        if self._native_at != self._epoch:
+        if self._is_native_closed or self._native_at != self._epoch:
             self._renew()
+        # no signal handler runs between these, as they call nothing
         self._native_at = None
         self._is_between = False
-        loop._turn, loop._epoch = self._turn, self._epoch
+        loop._epoch = self._epoch
         self._epoch += 1
+        loop._turn = self._turn
         if self._length == 0:  # this rank has no part in any epoch
             self._end_epoch()
             return False
@@ -318,22 +320,24 @@ class Loader:
     def _renew(self) -> None:
         """Makes a native loader that begins with the next epoch. If that fails, or a signal handler raises, there is none
         until the next call."""
-        if not self._is_lost:
+        if not self._is_native_closed:
             self._report = self._loader.report()
         self._is_between = True
-        self._is_lost = True
+        self._is_native_closed = True
         self._loader.close()  # first: the memory of its slots may be needed
-        self._restart({"state": None, "first_epoch": self._epoch})
-        self._native_at = self._epoch
+        options = {**self._options, "state": None, "first_epoch": self._epoch}
+        self._replace(_native.make_loader(self._arrays, options), options, self._epoch)
 
-    def _restart(self, start: Dict[str, Any]) -> None:
-        """Replaces the native loader. If the new one cannot be made, the old one stays."""
-        options = {**self._options, **start}
-        made = _native.make_loader(self._arrays, options)
+    def _replace(self, made: _native.Loader, options: Dict[str, Any], epoch: int) -> None:
+        """Replaces the native loader by one that begins in this epoch."""
+        self._is_native_closed = True
         self._loader.close()
+        # no signal handler runs between these, as they call nothing
         self._loader = made
         self._options = options
-        self._is_lost = False
+        self._epoch = self._native_at = epoch
+        self._turn += 1
+        self._is_native_closed = False
 
     def state_dict(self) -> Dict[str, Any]:
         """Where to resume: after the last batch that was delivered, also after `break`. Plain values, for json or
@@ -344,9 +348,10 @@ class Loader:
         delivered: `Batch.state_dict` of the last batch that was used is exact.
 
         Raises:
-            DataChanged: a file changed before the first call. InvalidArgument: the loader has been closed.
+            DataChanged: a file changed before the first call. InvalidArgument: the loader has been closed. If a loop
+            could not begin, also what a Loader raises on construction.
         """
-        if self._is_lost and not self._closed:
+        if self._is_native_closed and not self._closed:
             self._refuse_forked()
             self._renew()
         state: Dict[str, Any] = json.loads(self._loader.state())
@@ -369,25 +374,27 @@ class Loader:
             text = json.dumps(state, default=operator.index)  # numpy's whole numbers, too
         except (TypeError, ValueError) as failure:
             raise FormatError(f"this is not the state of a loader: {failure}") from None
-        self._restart({"state": text, "first_epoch": 0})
-        self._turn += 1
-        self._epoch = self._native_at = int(state["epoch"])
+        options = {**self._options, "state": text, "first_epoch": 0}
+        made = _native.make_loader(self._arrays, options)  # if that fails, nothing has changed
+        epoch = int(state["epoch"])
         self._is_between = False
+        self._replace(made, options, epoch)
 
     def report(self) -> Report:
         """Where the time went since the loader last started. `load_state_dict` starts it again, and so does the first
         loop after an epoch that was not delivered completely, for example after `break`."""
         self._refuse_forked()
-        return Report(self._report if self._closed or self._is_lost else self._loader.report())
+        return Report(self._report if self._closed or self._is_native_closed else self._loader.report())
 
     def close(self) -> None:
         """Ends the loader's threads. Tensors that are kept stay valid."""
-        if self._closed:
+        if self._closed and self._is_native_closed:
             return
-        if self._process == os.getpid() and not self._is_lost:  # a forked process has no part in the loader
-            self._report = self._loader.report()
         self._closed = True
         self._turn += 1
+        if self._process == os.getpid() and not self._is_native_closed:  # a forked process has no part in the loader
+            self._report = self._loader.report()
+        self._is_native_closed = True
         self._loader.close()
 
     def _order_of(self, order: Any) -> Tuple[Any, int]:
