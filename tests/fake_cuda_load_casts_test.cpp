@@ -8,7 +8,7 @@
 #include "tests/load_backend.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Casts of loads to a GPU, which the device makes of what was staged as it is stored.
+// Loads to a GPU that casts the elements.
 
 using namespace pinflow;
 
@@ -41,11 +41,10 @@ TEST_CASE("load: the device casts floats, with the bits of the host") {
         for (const tensor_description& each : files.tensors()) {
             requests.push_back({.name = each.name});
             if (each.name != "integer") requests.back().dtype = dtype::parse(type);
-            const std::size_t kind = requests.size() % 4;
-            if (each.shape.size() == 2 && kind == 1) requests.back().slice = tensor_slice{0, 1, 5};
-            if (each.shape.size() == 2 && kind == 2) requests.back().slice = tensor_slice{1, 3, 500};
-            if (requests.back().slice && requests.back().slice->end > each.shape[requests.back().slice->axis])
-                requests.back().slice->end = each.shape[requests.back().slice->axis];
+            const std::size_t kind =
+                requests.size() % 3;  // each size is whole for some types, cut for others
+            if (each.shape.size() != 2 || kind == 0) continue;
+            requests.back().slice = tensor_slice{kind - 1, 1, each.shape[kind - 1] - 3};
         }
         load_backend& backend = new_backend();
         const loaded_tensors expected = files.load(requests, device::host());

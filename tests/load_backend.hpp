@@ -37,10 +37,11 @@ class load_backend final : public fake_cuda_backend {
 
     // in calls of cast_to_device
     std::atomic<std::uint64_t> cast_elements = 0;
-    std::atomic<std::size_t> wrong_casts = 0;  ///< misaligned, or of more than a buffer has
+    std::atomic<std::size_t> wrong_casts = 0;  ///< misaligned, or not from one pinned buffer
 
     std::mutex mutex;
-    std::vector<copy_range> batch_copies;  ///< ranges of these calls; guarded by `mutex`
+    std::vector<copy_range> batch_copies;                    ///< ranges of these calls; guarded by `mutex`
+    std::vector<std::span<const std::byte>> pinned_buffers;  ///< also guarded by it; all that were made
 
     detail::page_locker* locker() override { return &lock; }
     void copy_batch_to_device(std::span<const copy_range> ranges, void* stream) override {
@@ -56,10 +57,17 @@ class load_backend final : public fake_cuda_backend {
     void cast_to_device(const detail::device_cast& work, void* stream) override {
         const std::uint64_t from_bytes = detail::dtype_of(work.from).size_bytes();
         const std::uint64_t to_bytes = detail::dtype_of(work.to).size_bytes();
-        if (reinterpret_cast<std::uintptr_t>(work.source) % 16 != 0 ||
-            reinterpret_cast<std::uintptr_t>(work.destination) % to_bytes != 0 ||
-            work.count * from_bytes > std::uint64_t{4} << 20)
-            ++wrong_casts;
+        const std::byte* const end = work.source + work.count * from_bytes;
+        const auto has_source = [&](std::span<const std::byte> buffer) {
+            return buffer.data() <= work.source && end <= buffer.data() + buffer.size();
+        };
+        {
+            const std::scoped_lock guard(mutex);
+            if (reinterpret_cast<std::uintptr_t>(work.source) % 16 != 0 ||
+                reinterpret_cast<std::uintptr_t>(work.destination) % to_bytes != 0 ||
+                std::ranges::none_of(pinned_buffers, has_source))
+                ++wrong_casts;
+        }
         cast_elements += work.count;
         fake_cuda_backend::cast_to_device(work, stream);
     }
@@ -78,7 +86,9 @@ class load_backend final : public fake_cuda_backend {
         pinned_bytes += size_bytes;
         const std::scoped_lock guard(mutex);
         max_pinned_bytes = std::max(max_pinned_bytes.load(), pinned_bytes.load());
-        return fake_cuda_backend::allocate_pinned(size_bytes);
+        std::byte* const data = fake_cuda_backend::allocate_pinned(size_bytes);
+        pinned_buffers.emplace_back(data, size_bytes);
+        return data;
     }
     void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept override {
         pinned_bytes -= size_bytes;

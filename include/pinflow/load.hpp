@@ -43,8 +43,9 @@ struct tensor_description {
     shape_vector shape;
     std::size_t file = 0;          ///< index in tensor_files::files
     std::uint64_t size_bytes = 0;  ///< of all elements, uncompressed
-    /// Whether the host device maps the whole tensor (see device_tensor) unless its tensors have many
-    /// mappings: loaded alone, it is one private mapping of the file.
+    /// Whether the host device maps this tensor if it is loaded alone and whole (see device_tensor). False if
+    /// it must be decoded or reordered, is misaligned, or has less than 64 KiB. While tensors have 8192
+    /// mappings, only those of 1 MiB and more are mapped.
     bool is_mappable = false;
 };
 
@@ -63,10 +64,10 @@ struct tensor_request {
     /// chunks with elements of the part are read. A member of a .npz file that must be decoded or reordered
     /// is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
-    /// The type that the elements are cast to, as `pinflow convert --dtype` does. On the way to a GPU, it
-    /// casts floats to floats; all others, what must be decoded, and elements for a `destination` that is not
-    /// aligned for them are cast by the CPU, with the same bits. Casts to integers truncate toward zero and
-    /// clamp to the type's range; NaN becomes 0. Empty: the type in the file, little-endian.
+    /// The type that the elements are cast to, as `pinflow convert --dtype` does. A GPU casts floats to
+    /// floats itself. The CPU casts all other types, elements that must be decoded, and those for a
+    /// misaligned `destination`. Both give the same bits. Casts to integers truncate toward zero and clamp to
+    /// the type's range; NaN becomes 0. Empty: the type in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Destinations must
@@ -107,7 +108,8 @@ struct load_options {
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
     /// The most CPU threads that read, decode and cast. 0: one for each core, but on the route `both` one
-    /// less, and at most 14. The calling thread alone loads up to 1 MiB.
+    /// less, and at most 14, and at most one for each 4 MiB and each tensor that is decoded. The calling
+    /// thread alone does loads of up to 1 MiB that are staged.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
     /// may outlast the call; the process waits for it before it exits.

@@ -21,7 +21,7 @@ const dtype& dtype_of(cast_type type) noexcept;
 
 /// Elements in host memory, and where they go.
 struct device_cast {
-    const std::byte* source = nullptr;  ///< in a pinned buffer, a multiple of 16
+    const std::byte* source = nullptr;  ///< in a pinned buffer, aligned to 16 bytes
     cast_type from = cast_type::float32;
     std::byte* destination = nullptr;  ///< in device memory, aligned for `to`
     cast_type to = cast_type::float32;

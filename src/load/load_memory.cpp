@@ -66,7 +66,7 @@ void load_run::allocate_block(std::size_t index) {
     changed_.notify_all();
 }
 
-/// @throws system_failure, naming a tensor; what the device or options.resource throws.
+/// @throws system_failure, naming the first tensor of the block; what the device or options.resource throws.
 std::shared_ptr<loaded_block> load_run::new_block(std::size_t index) const {
     try {
         return std::make_shared<loaded_block>(

@@ -27,9 +27,10 @@ constexpr std::uint64_t min_mapped_bytes_of_many = std::uint64_t{1} << 20;
 constexpr std::size_t many_mappings = 8192;
 std::atomic<std::size_t> mapping_count = 0;
 /// The first and the last units of a load are shorter: the link waits for the first ones to be read, and the
-/// caller for the last ones to be copied. In small loads, all are short.
+/// caller for the last ones to be copied. In loads of few bytes, all are short.
 constexpr std::uint64_t short_unit_bytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t short_zone_bytes = 16 * short_unit_bytes;  ///< at either end
+constexpr std::uint64_t max_short_load_bytes = 4 * short_zone_bytes;
 
 /// Makes the blocks, units and pieces of a plan, job by job.
 class planner {
@@ -66,6 +67,7 @@ class planner {
                     fmt::format("cannot load {} to a GPU: each of its elements has {} bytes, and at most {} "
                                 "can be decoded",
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
+            if (opened_.stored[job.tensor].is_fortran_order) ++plan_.fortran_count;
             decoded_.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1, .is_decoded = true});
             plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
         } else if (std::max(job.size_bytes, staged_bytes_of(opened_, job, job.size_bytes)) >=
@@ -133,10 +135,9 @@ class planner {
 
     /// The maximum size of a unit that begins after so many bytes of the load.
     std::uint64_t max_unit_bytes(std::uint64_t bytes_before) const {
-        const bool is_small = all_bytes_ <= 4 * short_zone_bytes;
         const bool is_at_end =
             bytes_before < short_zone_bytes || all_bytes_ - bytes_before <= short_zone_bytes;
-        return is_small || is_at_end ? short_unit_bytes : load_unit_bytes;
+        return all_bytes_ <= max_short_load_bytes || is_at_end ? short_unit_bytes : load_unit_bytes;
     }
 
     /// Sets where a job is delivered. @return whether it is a mapping.
@@ -202,7 +203,8 @@ class planner {
     }
 
     /// One unit of as many small tensors as fit, all of them contiguous or none; moves `next` past them.
-    /// Within a block, the staging buffer has the layout of the block.
+    /// Within a block, the staging buffer has the layout of the block, except for tensors that the device
+    /// casts.
     load_unit small_unit(std::size_t& next) {
         load_unit unit{plan_.pieces.size()};
         // leaves room for the rest of a run that is too short for the copy engine

@@ -38,9 +38,9 @@ struct stored_tensor {
     /// Where all elements lie in the file, in C order and little-endian. Empty if they must be decoded or
     /// reordered.
     std::optional<std::uint64_t> offset_bytes;
-    std::uint32_t file = 0;     ///< index in opened_tensors
-    bool has_no_name = false;   ///< in the file, which is a .npy file
-    bool is_reordered = false;  ///< stored as it is, but in Fortran order
+    std::uint32_t file = 0;         ///< index in opened_tensors
+    bool has_no_name = false;       ///< in the file, which is a .npy file
+    bool is_fortran_order = false;  ///< with several axes, and not compressed
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 };
@@ -82,9 +82,10 @@ struct opened_tensors {
     /// The first byte of a file, which the first call maps as a whole, until the files are closed. Null if it
     /// cannot be mapped, or if loaded tensors have many mappings. Thread-safe.
     const std::byte* pages_of(std::size_t file) const;
-    /// A file that must be decoded, for one thread: one that was given back, or opened now by its path.
-    /// Thread-safe.
+    /// A file whose tensors must be decoded: one that was given back, or opened now by its path. It is for
+    /// one thread at a time. Thread-safe.
     std::unique_ptr<element_file> take_elements(std::size_t file) const;
+    /// Keeps it for later loads. Thread-safe.
     void give_back(std::size_t file, std::unique_ptr<element_file> elements) const noexcept;
 
  private:
@@ -219,6 +220,7 @@ struct load_plan {
     std::vector<mapped_range> mapped;  ///< for each file
     std::uint64_t total_bytes = 0;
     std::uint64_t mapped_bytes = 0;
+    std::size_t fortran_count = 0;  ///< of jobs of tensors in Fortran order
 
     std::span<const load_piece> pieces_of(const load_unit& unit) const {
         return std::span(pieces).subspan(unit.first_piece, unit.piece_count);

@@ -111,9 +111,12 @@ unsigned default_threads(unsigned busy_cores) {
 
 /// Whether so little is read, gathered and decoded that no thread is worth starting.
 bool is_small(const opened_tensors& opened, const load_plan& plan) {
+    constexpr std::size_t max_decoded = 16;  // each takes some time, however small it is
+    std::size_t decoded = 0;
     std::uint64_t decoded_bytes = 0;  // of whole tensors: a slice of a compressed one may take as long
     for (const load_unit& unit : plan.others) {
         if (!unit.is_decoded) continue;
+        if (++decoded > max_decoded) return false;
         for (const load_piece& piece : plan.pieces_of(unit))
             decoded_bytes += opened.stored[plan.jobs[piece.job].tensor].size_bytes;
     }
@@ -161,7 +164,8 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
         return static_cast<unsigned>(std::min<std::size_t>(wanted, units));
     };
     const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
-    // each thread that reads needs two buffers, which take long to page-lock
+    // a thread for each decoded unit and for each 4 MiB: on a GPU, each needs buffers that take long to
+    // page-lock
     const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
     const std::size_t units =
         std::min(plan.copyable.size() + plan.others.size(), decoded + plan.total_bytes / load_unit_bytes + 1);

@@ -11,7 +11,7 @@ struct chosen_route {
     load_route route = load_route::staged;  ///< not automatic
     unsigned threads = 0;                   ///< that read, gather, decode and cast
     unsigned threads_without_pages = 0;     ///< the same, if no pages can be page-locked
-    bool is_small = false;                  ///< the calling thread reads all of it
+    bool is_small = false;                  ///< the calling thread reads and decodes all of it
     std::string reason;
 };
 

@@ -175,12 +175,14 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
     if (unit.reads_gaps) return stage_with_gaps(plan_.pieces_of(unit).front(), reader, buffers);
     load_buffer& buffer = buffers.next();
     reader.read(unit, buffer.host.data());
+    for (const load_piece& piece : plan_.pieces_of(unit)) {
+        if (target_of(piece) == nullptr) return;  // before a cast is enqueued, for which nothing would wait
+    }
     std::vector<copy_range> copies;
     for (const load_piece& piece : plan_.pieces_of(unit)) {
         std::byte* const side = buffer.host.data() + piece.unit_offset_bytes;
         const load_job& job = plan_.jobs[piece.job];
         std::byte* const target = target_of(piece);
-        if (target == nullptr) return;
         if (job.is_cast_by_device) {
             cast(piece, side, target);
             continue;

@@ -28,8 +28,8 @@
 namespace pinflow::detail {
 
 /// Carries out a plan. The calling thread allocates memory and enqueues the copies from page-locked pages;
-/// other threads read, decode and cast. The calling thread reads small loads on the host device, and what is
-/// left if the system refuses threads.
+/// other threads read, decode and cast. The calling thread reads and decodes small loads, and what is left if
+/// the system refuses threads.
 class load_run {
  public:
     load_run(const opened_tensors& opened, const load_plan& plan, const pinflow::device& device,

@@ -39,28 +39,28 @@ stream_view load_release_stream(const device& device) {
 
 namespace {
 
-struct kept_streams {
+struct stream_pool {
     static constexpr std::size_t max_count = 8;  ///< for each device
     std::mutex mutex;
-    std::map<std::string, std::vector<stream>> of_device;
+    std::map<std::string, std::vector<stream>> by_device;
 };
 
 /// Never destroyed: CUDA may have unloaded by the time of static destructors.
-kept_streams& kept() {
-    static kept_streams& all = *new kept_streams;
+stream_pool& pool() {
+    static stream_pool& all = *new stream_pool;
     return all;
 }
 
 std::optional<stream> take_stream(const device& device) {
     if (device.kind() == device_kind::host) return std::nullopt;
     {
-        kept_streams& all = kept();
+        stream_pool& all = pool();
         const std::scoped_lock lock(all.mutex);
-        auto& free = all.of_device[device.name()];
-        free.reserve(kept_streams::max_count);  // giving back must not allocate
-        if (!free.empty()) {
-            std::optional<stream> taken(std::move(free.back()));
-            free.pop_back();
+        auto& unused = all.by_device[device.name()];
+        unused.reserve(stream_pool::max_count);  // returning one must not allocate
+        if (!unused.empty()) {
+            std::optional<stream> taken(std::move(unused.back()));
+            unused.pop_back();
             return taken;
         }
     }
@@ -77,12 +77,12 @@ load_stream::~load_stream() {
     try {
         own_->synchronize();
     } catch (const error&) {
-        return;  // the failure has been thrown already, or the memory is lost with the device
+        return;  // the device has failed
     }
-    kept_streams& all = kept();
+    stream_pool& all = pool();
     const std::scoped_lock lock(all.mutex);
-    auto& free = all.of_device.find(own_->device().name())->second;
-    if (free.size() < kept_streams::max_count) free.push_back(std::move(*own_));
+    auto& unused = all.by_device.find(own_->device().name())->second;
+    if (unused.size() < stream_pool::max_count) unused.push_back(std::move(*own_));
 }
 
 }  // namespace pinflow::detail

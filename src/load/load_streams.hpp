@@ -11,19 +11,20 @@ namespace pinflow::detail {
 /// thread. Memory is freed in its order, and nothing waits for it.
 stream_view load_host_stream();
 
-/// The stream in whose order memory is freed after a load; it is never destroyed. If the memory were freed in
-/// the order of the load's own stream, every tensor that is loaded by itself would keep a stream alive.
+/// The stream in whose order memory is freed after a load; it is never destroyed. Not the load's own stream:
+/// later loads use that, and the memory would wait for their copies.
 stream_view load_release_stream(const device& device);
 
-/// A stream for the copies of one load. On a GPU it is one that the process keeps, as making one takes longer
-/// than a small load; on the host device load_host_stream.
+/// The stream for the copies of one load. On a GPU it comes from a pool of the process. On the host device it
+/// is load_host_stream.
 class load_stream {
  public:
     /// @throws device_error.
     explicit load_stream(const device& device);
     load_stream(const load_stream&) = delete;
     load_stream& operator=(const load_stream&) = delete;
-    /// Waits for its work, and keeps it for other loads unless the device has failed.
+    /// Waits for the work of the stream, and returns it to the pool, unless the device has failed or the pool
+    /// has 8 streams for it.
     ~load_stream();
 
     stream_view view() const noexcept { return view_; }

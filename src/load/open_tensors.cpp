@@ -174,7 +174,7 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .offset_bytes = offset_bytes,
                              .file = static_cast<std::uint32_t>(file),
                              .has_no_name = is_npy,
-                             .is_reordered = kept.offset_bytes && is_reordered(kept)});
+                             .is_fortran_order = kept.offset_bytes && is_reordered(kept)});
 }
 
 /// Adds the aliases of all tensors, but not those that have the name of another tensor or alias.

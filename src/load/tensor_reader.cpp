@@ -28,18 +28,15 @@ constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
 constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
 /// Memory for decoding chunks, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
-/// Memory of all threads for tensors in Fortran order. The more rows a block has, the longer are the runs
-/// that are read: 4 KiB of each column of floats, if 1024 rows fit.
+/// Memory of up to 16 threads for tensors in Fortran order. The more rows a block has, the longer are the
+/// runs that are read: 4 KiB of each column of floats, if 1024 rows fit.
 constexpr std::uint64_t reordering_memory_bytes = std::uint64_t{256} << 20;
 
 /// The memory of one thread for decoding a tensor.
-std::uint64_t memory_for(const opened_tensors& opened, const load_plan& plan, const stored_tensor& stored) {
-    if (!stored.is_reordered) return decoding_memory_bytes;
-    const auto count = static_cast<std::uint64_t>(std::ranges::count_if(
-        plan.jobs, [&](const load_job& job) { return opened.stored[job.tensor].is_reordered; }));
-    constexpr std::uint64_t max_threads = 16;
-    return std::max(reordering_memory_bytes / std::clamp<std::uint64_t>(count, 1, max_threads),
-                    std::min(decoding_memory_bytes, stored.size_bytes));
+std::uint64_t memory_for(const load_plan& plan, const stored_tensor& stored) {
+    if (!stored.is_fortran_order) return decoding_memory_bytes;
+    constexpr std::uint64_t max_shares = reordering_memory_bytes / decoding_memory_bytes;
+    return reordering_memory_bytes / std::clamp<std::uint64_t>(plan.fortran_count, 1, max_shares);
 }
 
 }  // namespace
@@ -225,9 +222,8 @@ void tensor_reader::begin_decoding(const load_job& job) {
     const stored_tensor& stored = opened_.stored[job.tensor];
     auto& file = decoded_files_[stored.file];
     if (!file) file = opened_.take_elements(stored.file);
-    stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name,
-                           memory_for(opened_, plan_, stored));
-    // the file was opened again, by its path
+    stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name, memory_for(plan_, stored));
+    // the file was opened by its path, now or for an earlier load
     const bool is_same = stream_->dtype() == stored_type_of(opened_, job) &&
                          std::ranges::equal(stream_->shape(), stored.shape);
     if (!is_same)

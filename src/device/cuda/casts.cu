@@ -2,9 +2,8 @@
 
 #include "src/core/scalar.hpp"
 
-// The source is host memory, which each thread reads 16 bytes at a time, so that the warps of a
-// multiprocessor keep the link busy. Writes go to device memory, which is many times faster than the link,
-// so they are made element by element.
+// Threads read the source from host memory in loads of 16 bytes, which keeps enough reads in flight for the
+// link. Device memory is many times faster than the link, so elements are written one by one.
 
 namespace pinflow::detail::cuda {
 
@@ -30,7 +29,7 @@ __global__ void cast_all(device_cast work) {
 }
 
 template <typename From>
-const void* cast_from(cast_type to) {
+const void* kernel_from(cast_type to) {
     switch (to) {
         case cast_type::float16:
             return reinterpret_cast<const void*>(&cast_all<From, half_bits>);
@@ -50,20 +49,20 @@ const void* cast_from(cast_type to) {
 
 }  // namespace
 
-const void* cast_elements(cast_type from, cast_type to) {
+const void* cast_kernel(cast_type from, cast_type to) {
     switch (from) {
         case cast_type::float16:
-            return cast_from<half_bits>(to);
+            return kernel_from<half_bits>(to);
         case cast_type::bfloat16:
-            return cast_from<bfloat16_bits>(to);
+            return kernel_from<bfloat16_bits>(to);
         case cast_type::float32:
-            return cast_from<float>(to);
+            return kernel_from<float>(to);
         case cast_type::float64:
-            return cast_from<double>(to);
+            return kernel_from<double>(to);
         case cast_type::float8_e4m3fn:
-            return cast_from<float8_e4m3fn_bits>(to);
+            return kernel_from<float8_e4m3fn_bits>(to);
         case cast_type::float8_e5m2:
-            return cast_from<float8_e5m2_bits>(to);
+            return kernel_from<float8_e5m2_bits>(to);
     }
     return nullptr;
 }

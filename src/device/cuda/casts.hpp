@@ -11,6 +11,6 @@ inline constexpr unsigned cast_threads = 256;
 inline constexpr unsigned cast_pack_bytes = 16;
 
 /// kernel(device_cast), for elements of these types.
-const void* cast_elements(cast_type from, cast_type to);
+const void* cast_kernel(cast_type from, cast_type to);
 
 }  // namespace pinflow::detail::cuda

@@ -269,10 +269,11 @@ class backend final : public device_backend {
         // more blocks only wait for the link
         const unsigned blocks = blocks_for(packs, cuda::cast_threads, std::uint64_t{multiprocessors_} * 8);
         check(context_.run([&] {
-            return launch(cuda::cast_elements(work.from, work.to), blocks, cuda::cast_threads, arguments,
+            return launch(cuda::cast_kernel(work.from, work.to), blocks, cuda::cast_threads, arguments,
                           stream_of(stream));
         }),
-              "cannot cast {} elements to cuda:{}", work.count, index());
+              "cannot cast {} elements from {} to {} on cuda:{}", work.count, dtype_of(work.from).descr(),
+              dtype_of(work.to).descr(), index());
     }
 
     void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {
