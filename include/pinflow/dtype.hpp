@@ -36,8 +36,8 @@ enum class dtype_kind : char {
     float8_e5m2 = 'F',    ///< OCP 8-bit float with 5 bits of exponent
     // stored, but never cast
     float8_e8m0fnu = 'G',   ///< OCP 8-bit scale: a power of two, or NaN
-    float8_e4m3fnuz = 'H',  ///< an 8-bit float with 4 bits of exponent, one zero and one NaN
-    float8_e5m2fnuz = 'K',  ///< an 8-bit float with 5 bits of exponent, one zero and one NaN
+    float8_e4m3fnuz = 'H',  ///< 4 bits of exponent, no infinities, one zero and one NaN
+    float8_e5m2fnuz = 'K',  ///< 5 bits of exponent, no infinities, one zero and one NaN
 };
 
 struct dtype_field;
@@ -62,7 +62,8 @@ class dtype {
 
     /// Reads numpy's spelling: `<f4`, `>i8`, `|S10`, `<U5`, `<M8[ns]`, `|V7`, also `=f4`, `f4` and `float32`.
     /// Also reads ml_dtypes' names of types that numpy lacks: `bfloat16`, `>bfloat16`, `float8_e4m3fn`,
-    /// `float8_e5m2`, `float8_e8m0fnu`. The source of the grammar is numpy's array-protocol type strings.
+    /// `float8_e5m2`, `float8_e8m0fnu`, `float8_e4m3fnuz`, `float8_e5m2fnuz`. The source of the grammar is
+    /// numpy's array-protocol type strings.
     /// @throws format_error for any other text, including names without a size such as `int`, `f` and `S`.
     /// @throws unsupported for pickled objects and lists of fields.
     static dtype parse(std::string_view descr);
@@ -91,12 +92,12 @@ class dtype {
     dtype little_endian() const;
     /// Whether every number in it is little-endian or has no byte order.
     bool is_little_endian() const noexcept;
-    /// Whether numpy has it: all types but bfloat16 and the 8-bit floats. Fields are not considered.
+    /// Whether numpy has this type. It lacks bfloat16 and the 8-bit floats. True for structured types,
+    /// whatever their fields.
     bool is_known_to_numpy() const noexcept;
     /// numpy's spelling, with byte order: `<f4`, `|b1`, `>U5`, `<M8[25s]`. A structured type is the list that
     /// numpy.dtype takes, `[('a', '<f4'), ('b', '<i2', (3,))]`, with gaps as fields named '' of type `|V`.
-    /// Types that numpy lacks are `bfloat16`, `float8_e4m3fn`, `float8_e5m2`, `float8_e8m0fnu`, and
-    /// `>bfloat16` if big-endian.
+    /// Types that numpy lacks have the names that `parse` reads.
     std::string descr() const;
 
     friend bool operator==(const dtype& a, const dtype& b);

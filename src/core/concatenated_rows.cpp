@@ -70,7 +70,7 @@ void concatenated_rows::add_extents() {
         if (extents.empty() && source->row_count() > 0) return extents_.clear();
         extents_.insert(extents_.end(), extents.begin(), extents.end());
     }
-    // what is in one piece stays so with empty sources beside it
+    // empty sources must not divide rows that are in one piece
     if (row_count() > 0) std::erase_if(extents_, [](const row_extent& each) { return each.row_count == 0; });
     mapping_ = detail::map_extents(extents_, row_size_bytes());
 }

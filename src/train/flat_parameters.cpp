@@ -62,8 +62,8 @@ void check_parameters(std::span<const parameter_spec> parameters, std::size_t gr
                                                detail::quote(parameter.name, detail::max_label_name)));
         if (parameter.shape.size() > detail::max_safetensors_axes)
             throw invalid_argument(
-                fmt::format("parameter '{}' has {} axes: a tensor in a file has at most {}", parameter.name,
-                            parameter.shape.size(), detail::max_safetensors_axes));
+                fmt::format("parameter '{}' has {} axes; a safetensors file allows at most {}",
+                            parameter.name, parameter.shape.size(), detail::max_safetensors_axes));
         if (!names.emplace(parameter.name, names.size()).second)
             throw invalid_argument(fmt::format("two parameters are called '{}'", parameter.name));
         if (parameter.group >= group_count)

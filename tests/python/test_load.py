@@ -242,7 +242,7 @@ class LoadTest(unittest.TestCase):
             with self.assertRaisesRegex(pinflow.DataChanged, "'a'.*truncated"):
                 pinflow.save_file({"a": part}, self.other("copy"))
 
-    def test_an_array_of_a_truncated_file_is_saved_as_an_error(self):
+    def test_saving_an_array_of_a_truncated_file_is_an_error(self):
         pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)
         loaded = pinflow.load_file(self.path, framework="np")["a"]
         os.truncate(self.path, 5000)
@@ -267,7 +267,7 @@ class LoadTest(unittest.TestCase):
         self.assertEqual(first.sum(), 0)
 
     def test_exhausted_memory_names_the_tensor(self):
-        with open(self.other("vast.npy"), "wb") as file:  # so large an array, which must be reordered
+        with open(self.other("vast.npy"), "wb") as file:  # more than memory; big-endian, so it is not mapped
             shape = (500_000_000_000,)
             numpy.lib.format.write_array_header_1_0(file, {"descr": ">f4", "fortran_order": False, "shape": shape})
             file.truncate(file.tell() + 4 * shape[0])

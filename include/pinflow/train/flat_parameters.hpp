@@ -65,8 +65,9 @@ class flat_parameters {
     /// `groups[i]` has the settings of the parameters whose group is i; all are of one optimizer type. Which
     /// states are kept, such as for momentum and amsgrad, must be the same in all. Waits for `stream`.
     /// @throws invalid_argument for two parameters of one name, names that `save` cannot write (empty, not
-    /// UTF-8, "__metadata__", that of another parameter's state), more than 64 axes, groups that do not
-    /// exist, no groups, and settings that check_settings refuses or that differ in rule or state.
+    /// UTF-8, "__metadata__", that of another parameter's state), more than 64 axes or 2^61 bytes (a length
+    /// of 0 counts as 1), groups that do not exist, no groups, and settings that check_settings refuses or
+    /// that differ in rule or state.
     /// @throws unsupported for other types, and for rowwise_adagrad.
     /// @throws device_error or system_failure if memory is short; what options.resource throws.
     flat_parameters(std::vector<parameter_spec> parameters, std::vector<optimizer> groups, stream_view stream,

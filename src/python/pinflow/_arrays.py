@@ -306,7 +306,7 @@ def bytes_of(array: AnyArray) -> AnyArray:
 
 
 def is_encodable(text: str) -> bool:
-    """Whether the system can have this text, in a path or a name: it has no half of a surrogate pair."""
+    """Whether os.fsencode takes this text. It refuses lone surrogates, except those that stand for bytes."""
     try:
         os.fsencode(text)
     except UnicodeEncodeError:
@@ -380,7 +380,12 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
-    or symbolic link of that name is replaced. The array is one of numpy, or a dense tensor of PyTorch on the CPU."""
+    or symbolic link of that name is replaced. The array is one of numpy, or a dense tensor of PyTorch on the CPU.
+
+    Raises:
+        InvalidArgument: an array that cannot be saved, or a name with another ending. DataChanged: the array is mapped from
+        a file that was truncated. SystemFailure: the file cannot be written.
+    """
     import numpy
 
     text = path_text(path)

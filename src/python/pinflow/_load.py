@@ -105,8 +105,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     process (SIGBUS).
 
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
-    members of a .npz file that are no arrays, and the types F4 and F6 of safetensors. Select the
-    others by `names`: `pinflow.list` gives those that cannot be loaded the dtype None.
+    members of a .npz file that are no arrays, and the types F4 and F6 of safetensors. Select the others by `names`:
+    `pinflow.list` gives those that cannot be loaded the dtype None.
 
     Links to one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
     members is not checked.

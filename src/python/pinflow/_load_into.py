@@ -39,8 +39,8 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
         tensors: the destinations by name: contiguous PyTorch tensors or numpy arrays, all on one device, of the shapes in
             the files. Floating-point numbers are cast to the type of the destination. Destinations of the same memory,
             shape and type, such as tied weights, are filled once: with the first of their names that the files have. A
-            PyTorch tensor in memory that cannot be written to is not noticed, and may end the process. So may a mapping of
-            a file that has no room on its disk, or is truncated meanwhile.
+            PyTorch tensor in read-only memory is not noticed, and may end the process. So may one that is mapped from a
+            file, if the disk is full, or the file is truncated meanwhile.
         route, threads, progress, report: as for `load_files`.
 
     Raises:

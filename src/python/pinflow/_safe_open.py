@@ -54,8 +54,9 @@ class TensorSlice:
         or a mask, the whole tensor is read. Of a chunked HDF5 dataset, only chunks with elements of the range are
         decoded. A .npz member that must be decoded or reordered is read whole.
 
-        On the CPU, the result is a view of a private mapping of the file if the tensor can be mapped (see `load_files`):
-        nothing is read until it is used, and it need not be contiguous.
+        On the CPU, numbers and slices give a view of a private mapping of the file if the tensor can be mapped (see
+        `load_files`): nothing is read until it is used, it need not be contiguous, and torch.save writes the whole tensor
+        unless the view is cloned. Parts of less than 64 KiB along the first axis are read.
 
         Raises:
             IndexError: as for a numpy array.

@@ -327,7 +327,7 @@ TEST_CASE("flat parameters: wrong parameters and settings are refused") {
                     invalid_argument);
     // shapes that `save` cannot write
     CHECK_THROWS_WITH_AS(make({{"w", type, shape_vector(65, 1)}}, {sgd{}}),
-                         "parameter 'w' has 65 axes: a tensor in a file has at most 64", invalid_argument);
+                         "parameter 'w' has 65 axes; a safetensors file allows at most 64", invalid_argument);
     CHECK_THROWS_AS(make({{"w", type, {std::uint64_t{1} << 62, 0}}}, {sgd{}}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", type, {1}}}, {sgd{}, adam{}}), invalid_argument);
     CHECK_THROWS_AS(make({{"w", type, {1}}}, {sgd{}, sgd{.momentum = 0.9}}), invalid_argument);
