@@ -116,6 +116,15 @@ class SourceTest(Folder):
 
 
 class TableTest(Folder):
+    def test_rows_of_another_byte_order_are_refused(self):
+        rows = np.arange(12.0).reshape(4, 3)
+        table = pinflow.RowTable(rows, device="host")
+        for call in (lambda: table.gather([1, 2], out=np.zeros((2, 3), ">f8")),
+                     lambda: table.scatter([1, 2], np.ones((2, 3), ">f8"))):
+            with self.assertRaisesRegex(pinflow.Unsupported, "ndarray of >f8 cannot be exchanged"):
+                call()
+        np.testing.assert_array_equal(rows, np.arange(12.0).reshape(4, 3))
+
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
     def test_tensors_of_pytorch_are_tables(self):
         import torch

@@ -99,6 +99,7 @@ class RowTable:
         Raises:
             InvalidArgument: a row number is negative, or not below the number of rows. Numbers in device memory are
                 checked on the device: `check` raises then.
+            Unsupported: `out` cannot be exchanged by DLPack, such as numbers of another byte order.
         """
         handle, _ = consumer_stream(stream, self._gpu)
         ids = _numbers(ids)
@@ -120,7 +121,7 @@ class RowTable:
 
         Raises:
             InvalidArgument: as `gather`; other dtypes or shapes; equal numbers with 'error'.
-            Unsupported: the table is read-only.
+            Unsupported: the table is read-only, or `rows` cannot be exchanged by DLPack.
         """
         handle, _ = consumer_stream(stream, self._gpu)
         if not self._writable:
@@ -199,13 +200,21 @@ _CUDA = 2  # DLPack's number
 
 
 def _capsule(tensor: Any, stream: Optional[int]) -> Any:
-    """A capsule of a tensor whose data is ready for `stream`."""
+    """A capsule of a tensor whose data is ready for `stream`.
+
+    Raises:
+        Unsupported: its library does not export it.
+    """
     if not hasattr(tensor, "__dlpack__"):
         raise InvalidArgument(f"rows are a tensor or an array on the table's device, not {type(tensor).__name__}")
     if getattr(tensor, "requires_grad", False):
         tensor = tensor.detach()
     arguments = {"stream": stream} if tensor.__dlpack_device__()[0] == _CUDA else {}
     try:
-        return tensor.__dlpack__(max_version=(1, 1), **arguments)
-    except TypeError:  # older producers know no versions
-        return tensor.__dlpack__(**arguments)
+        try:
+            return tensor.__dlpack__(max_version=(1, 1), **arguments)
+        except TypeError:  # older producers know no versions
+            return tensor.__dlpack__(**arguments)
+    except BufferError as failure:
+        raise Unsupported(f"{type(tensor).__name__} of {getattr(tensor, 'dtype', 'unknown type')} cannot be exchanged: "
+                          f"{failure}") from None
