@@ -296,6 +296,10 @@ bool is_mappable(const stored_tensor& tensor) noexcept {
            is_aligned(*tensor.dtype, *tensor.offset_bytes);
 }
 
+bool has_many_mappings() noexcept {
+    return mapping_count >= many_mappings;
+}
+
 void count_mapping() noexcept {
     ++mapping_count;
 }
@@ -308,7 +312,7 @@ const std::byte* opened_tensors::pages_of(std::size_t file) const {
     const std::scoped_lock lock(pages_mutex_);
     const auto found = pages_.find(file);
     if (found != pages_.end()) return found->second ? found->second->data() : nullptr;
-    if (mapping_count >= many_mappings) return nullptr;
+    if (has_many_mappings()) return nullptr;
     auto& pages = pages_[file];
     try {
         auto mapped = std::make_unique<const mapped_file>(files[file], 0, files[file]->size_bytes());

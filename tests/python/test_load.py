@@ -303,6 +303,16 @@ class LoadTest(unittest.TestCase):
         columns[...] = 3  # outlives the file
         numpy.testing.assert_array_equal(pinflow.load_file(self.path, framework="np")["a"], values)
 
+    def test_many_views_of_columns_do_not_exhaust_mappings(self):
+        values = numpy.arange(1 << 18).reshape(512, 512)  # 2 MiB
+        pinflow.save_file({"a": values}, self.path)
+        with pinflow.safe_open(self.path, framework="np") as model:
+            part = model.get_slice("a")
+            kept = [part[:, 3:5] for _ in range(8300)]
+            self.assertTrue(kept[-1].flags.c_contiguous)
+            for each in kept[::1000] + kept[-2:]:
+                numpy.testing.assert_array_equal(each, values[:, 3:5])
+
     def test_slices_along_the_last_axis_and_the_number_of_tensors(self):
         array = numpy.arange(60).reshape(3, 4, 5)
         pinflow.save_file({"a": array, "b": array[0]}, self.path)

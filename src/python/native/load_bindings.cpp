@@ -28,6 +28,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/load.hpp"
 #include "src/core/fault_guard.hpp"
+#include "src/load/load_plan.hpp"
 #include "src/python/native/file_name.hpp"
 #include "src/python/native/python_owner.hpp"
 #include "src/python/native/tensor.hpp"
@@ -382,6 +383,7 @@ void bind_loads(nb::module_& module) {
         },
         nb::arg("paths"), nb::arg("names").none(), nb::arg("dtype"), nb::arg("device"), nb::arg("route"),
         nb::arg("threads"), nb::arg("as_capsules"), nb::arg("allocate").none(), nb::arg("progress").none());
+    module.def("has_many_mappings", &detail::has_many_mappings);
     module.def("is_readable", &is_readable, nb::arg("address"), nb::arg("shape"), nb::arg("strides"),
                nb::arg("element_bytes"));
     module.def("save_tensors", &save, nb::arg("path"), nb::arg("tensors"), nb::arg("metadata"),

@@ -56,7 +56,8 @@ class TensorSlice:
 
         On the CPU, numbers and slices give a view of a private mapping of the file if the tensor can be mapped (see
         `load_files`): nothing is read until it is used, it need not be contiguous, and torch.save writes the whole tensor
-        unless the view is cloned. Parts of less than 64 KiB along the first axis are read.
+        unless the view is cloned. Parts of less than 64 KiB along the first axis are read, and other small parts while
+        tensors have 8192 mappings.
 
         Raises:
             IndexError: as for a numpy array.
@@ -65,7 +66,8 @@ class TensorSlice:
         request, rest = self._request_of(key)
         opened = self._opened
         if opened._framework != "dlpack":
-            if request[1] > 0 and self._name in opened._mappable and load_device_name(opened._device) == "host":
+            on_host = load_device_name(opened._device) == "host"
+            if request[1] > 0 and on_host and self._name in opened._mappable and not _native.has_many_mappings():
                 return opened._load((self._name, -1, 0, 0, ""))[key]  # a view, without reading anything
             return opened._load(request)[rest]
         if not all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in rest):
