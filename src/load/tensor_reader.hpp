@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "formats/element_streams.hpp"
+#include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/strided_reader.hpp"
 #include "src/load/load_plan.hpp"
@@ -65,6 +66,18 @@ class tensor_reader {
     template <typename NextBuffer, typename Take>
     void decode(const load_job& job, std::uint64_t piece_bytes, const std::atomic<bool>& stopped,
                 NextBuffer next_buffer, Take take) {
+        try {
+            decode_pieces(job, piece_bytes, stopped, next_buffer, take);
+        } catch (const format_error&) {
+            opened_.files[opened_.stored[job.tensor].file]->check_unchanged();  // changes look like damage
+            throw;
+        }
+    }
+
+ private:
+    template <typename NextBuffer, typename Take>
+    void decode_pieces(const load_job& job, std::uint64_t piece_bytes, const std::atomic<bool>& stopped,
+                       NextBuffer next_buffer, Take take) {
         stopped_ = &stopped;
         begin_decoding(job);
         const std::uint64_t element_bytes = type_of(opened_, job).size_bytes();
@@ -81,7 +94,6 @@ class tensor_reader {
         finish_decoding(job);
     }
 
- private:
     void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
     bool copy_runs(const load_job& job, const byte_runs& runs, std::uint64_t begin_bytes,
                    std::span<std::byte> destination);

@@ -313,6 +313,17 @@ class LoadTest(unittest.TestCase):
             for each in kept[::1000] + kept[-2:]:
                 numpy.testing.assert_array_equal(each, values[:, 3:5])
 
+    def test_a_file_that_changes_while_it_is_open_is_not_called_damaged(self):
+        values = numpy.arange(200_000.0).reshape(400, 500)
+        numpy.savez_compressed(self.other("a.npz"), a=values)
+        numpy.save(self.other("b.npy"), numpy.asfortranarray(values))
+        with pinflow.safe_open([self.other("a.npz"), self.other("b.npy")], framework="np") as model:
+            for name, path in (("a", self.other("a.npz")), ("b", self.other("b.npy"))):
+                numpy.testing.assert_array_equal(model.get_tensor(name), values)
+                os.truncate(path, os.path.getsize(path) - 1000)
+                with self.subTest(name), self.assertRaises(pinflow.DataChanged):
+                    model.get_tensor(name)
+
     def test_slices_along_the_last_axis_and_the_number_of_tensors(self):
         array = numpy.arange(60).reshape(3, 4, 5)
         pinflow.save_file({"a": array, "b": array[0]}, self.path)
