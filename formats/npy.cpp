@@ -115,7 +115,7 @@ array open_npy(const std::filesystem::path& path) {
 }
 
 void write_npy(const std::filesystem::path& path, const array_view& view) {
-    if (view.size() != element_count(view.shape()))
+    if (view.is_moved_from())
         throw invalid_argument(
             fmt::format("cannot write '{}': the view was moved from, so it has no elements", path.string()));
     if (view.data() == nullptr && view.size_bytes() > 0)

@@ -57,6 +57,8 @@ class array_view {
     std::uint64_t size() const noexcept { return size_; }
     /// Bytes of all elements, without gaps.
     std::uint64_t size_bytes() const noexcept { return size_ * dtype_.size_bytes(); }
+    /// Whether the view was moved from. It has no elements then, whatever `shape` says.
+    bool is_moved_from() const noexcept { return size_ == 0 && shape_.empty(); }
     /// Whether the elements are in C order without gaps; always true for fewer than two elements.
     bool c_contiguous() const;
     /// Whether the elements are in Fortran order without gaps.

@@ -357,23 +357,19 @@ std::uint64_t convert_all(const convert_arguments& arguments, const pinflow::det
 std::string notes_on(const convert_arguments& arguments, const std::vector<conversion>& conversions) {
     const file_format format = arguments.target.format;
     if (format != file_format::npy && format != file_format::npz) return {};
+    std::map<std::string, std::vector<array_listing>> arrays;  // of each type that numpy lacks
+    for (const conversion& each : conversions) {
+        if (each.target.dtype.is_known_to_numpy()) continue;
+        array_listing& listed = arrays[each.target.dtype.descr()].emplace_back();
+        listed.name = each.target.name;
+        listed.dtype = each.target.dtype;
+    }
     std::string notes;
-    for (const dtype_kind kind :
-         {dtype_kind::bfloat16, dtype_kind::float8_e4m3fn, dtype_kind::float8_e5m2,
-          dtype_kind::float8_e8m0fnu, dtype_kind::float8_e4m3fnuz, dtype_kind::float8_e5m2fnuz}) {
-        std::vector<array_listing> arrays;
-        for (const conversion& each : conversions) {
-            if (each.target.dtype.kind() != kind) continue;
-            arrays.emplace_back();
-            arrays.back().name = each.target.name;
-            arrays.back().dtype = each.target.dtype;
-        }
-        if (arrays.empty()) continue;
-        const dtype& type = *arrays.front().dtype;
-        const std::string what = format == file_format::npy ? "it" : names_of(arrays);
-        notes += fmt::format("note: numpy has no {}: {} {} written as |V{}, to be read with --view-as {}\n",
-                             type.descr(), what, arrays.size() == 1 ? "is" : "are", type.size_bytes(),
-                             type.descr());
+    for (const auto& [type, of_type] : arrays) {
+        const std::string what = format == file_format::npy ? "it" : names_of(of_type);
+        notes +=
+            fmt::format("note: numpy has no {}: {} {} written as |V{}, to be read with --view-as {}\n", type,
+                        what, of_type.size() == 1 ? "is" : "are", of_type.front().dtype->size_bytes(), type);
     }
     return notes;
 }

@@ -103,7 +103,7 @@ std::byte* foreign_tensor::writable_data() const {
 }
 
 parameter_spec to_parameter(std::string name, const foreign_tensor& tensor, std::size_t group) {
-    if (tensor.view().size() != element_count(tensor.view().shape()))
+    if (tensor.view().is_moved_from())
         throw invalid_argument(fmt::format("the tensor of parameter '{}' was moved from", name));
     return {std::move(name), tensor.view().dtype(), tensor.view().shape(), group, tensor.contiguous_data()};
 }

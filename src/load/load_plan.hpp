@@ -309,8 +309,7 @@ void for_each_run(const opened_tensors& opened, const load_job& job, load_piece 
 /// Count the mappings of loaded tensors. While there are many, plan_load maps large parts of files only.
 /// Thread-safe.
 void count_mapping() noexcept;
-/// Whether there are many.
-bool has_many_mappings() noexcept;
 void uncount_mapping() noexcept;
+bool has_many_mappings() noexcept;
 
 }  // namespace pinflow::detail

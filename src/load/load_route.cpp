@@ -164,12 +164,11 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
         return static_cast<unsigned>(std::min<std::size_t>(wanted, units));
     };
     const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
-    // a thread for each decoded unit and for each 4 MiB, and some more for short loads: on a GPU, each needs
-    // buffers that take long to page-lock
-    constexpr std::size_t more = 3;
+    // few for short loads: on a GPU, each thread needs buffers that take long to page-lock
+    constexpr std::size_t min_threads = 3;
     const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
     const std::size_t units = std::min(plan.copyable.size() + plan.others.size(),
-                                       decoded + plan.total_bytes / load_unit_bytes + more);
+                                       decoded + plan.total_bytes / load_unit_bytes + min_threads);
     chosen.threads_without_pages = count(threads, units);
     if (chosen.route == load_route::copy) {
         chosen.threads = count(threads, plan.others.size());

@@ -138,6 +138,10 @@ TEST_CASE("moved from: an array, a view and a table have no elements") {
     CHECK(view.size_bytes() == 0);
     CHECK(view.as<std::byte>() == nullptr);
     CHECK(view_now.size() == 64);
+    CHECK(view.is_moved_from());
+    CHECK_FALSE(view_now.is_moved_from());
+    CHECK_FALSE(array_view(bytes.data(), dtype::of<std::byte>(), {}).is_moved_from());
+    CHECK_FALSE(array_view(nullptr, dtype::of<std::byte>(), {0}).is_moved_from());
     const temporary_folder folder;
     write_npy(folder / "a.npy", view_now);
     CHECK_THROWS_AS(write_npy(folder / "a.npy", view), invalid_argument);

@@ -66,8 +66,7 @@ class TensorSlice:
         request, rest = self._request_of(key)
         opened = self._opened
         if opened._framework != "dlpack":
-            on_host = load_device_name(opened._device) == "host"
-            if request[1] > 0 and on_host and self._name in opened._mappable and not _native.has_many_mappings():
+            if request[1] > 0 and self._name in opened._mappable and not _native.has_many_mappings():
                 return opened._load((self._name, -1, 0, 0, ""))[key]  # a view, without reading anything
             return opened._load(request)[rest]
         if not all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in rest):
@@ -145,8 +144,9 @@ class safe_open:  # named as in safetensors, whose place it takes
         self._opened: Optional[_native.TensorFiles] = opened
         self._types: Dict[str, str] = {name: spelling for name, spelling, *_ in listed}
         self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, *_ in listed}
-        self._mappable: Set[str] = {name for name, *_, is_mappable in listed if is_mappable}
-        self._framework = framework_of(framework, load_device_name(device))
+        where = load_device_name(device)
+        self._mappable: Set[str] = {name for name, *_, is_mappable in listed if is_mappable and where == "host"}
+        self._framework = framework_of(framework, where)
         self._device = device
 
     def __reduce__(self) -> Tuple[Any, ...]:
