@@ -18,7 +18,7 @@
 #include "pinflow/stream.hpp"
 #include "src/core/cast.hpp"
 #include "src/device/backend.hpp"
-#include "src/device/cast_work.hpp"
+#include "src/device/conversion_work.hpp"
 #include "tests/cuda_scalar.hpp"
 #include "tests/support/devices.hpp"
 
@@ -151,14 +151,14 @@ TEST_CASE("cuda scalar: floats that are cast on their way to the device have the
     const stream stream(gpu);
     const std::vector<dtype> types = scalar_types();
     for (const dtype& from : types) {
-        const auto source_type = detail::cast_type_of(from);
+        const auto source_type = detail::float_type_of(from);
         if (!source_type) continue;
         const std::vector<std::byte> source = samples(from);
         const pinned_buffer pinned(source.size(), gpu);
         std::ranges::copy(source, pinned.data());
         const std::uint64_t count = source.size() / from.size_bytes() - 3;  // the last read is not whole
         for (const dtype& to : types) {
-            const auto target_type = detail::cast_type_of(to);
+            const auto target_type = detail::float_type_of(to);
             if (!target_type) continue;
             CAPTURE(from.descr());
             CAPTURE(to.descr());
@@ -166,12 +166,12 @@ TEST_CASE("cuda scalar: floats that are cast on their way to the device have the
             detail::cast_elements(from, source.data(), to, expected.data() + to.size_bytes(), count);
             const device_buffer result(expected.size(), stream);
             gpu.backend().fill_zero(result.data(), expected.size(), stream.view().native_handle());
-            gpu.backend().cast_to_device({.source = pinned.data(),
-                                          .from = *source_type,
-                                          .destination = result.data() + to.size_bytes(),
-                                          .to = *target_type,
-                                          .count = count},
-                                         stream.view().native_handle());
+            gpu.backend().convert_to_device({.source = pinned.data(),
+                                             .from = *source_type,
+                                             .to = *target_type,
+                                             .count = count,
+                                             .destination = result.data() + to.size_bytes()},
+                                            stream.view().native_handle());
             CHECK(count_different(to_host(result.data(), expected.size(), stream), expected,
                                   to.size_bytes()) == 0);
         }

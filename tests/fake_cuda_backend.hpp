@@ -72,8 +72,8 @@ class fake_cuda_backend : public pinflow::detail::device_backend {
     void copy_strided_to_device(const pinflow::detail::strided_copy& runs, void* stream) override {
         host_.copy_strided_to_device(runs, stream);
     }
-    void cast_to_device(const pinflow::detail::device_cast& work, void* stream) override {
-        host_.cast_to_device(work, stream);
+    void convert_to_device(const pinflow::detail::device_conversion& work, void* stream) override {
+        host_.convert_to_device(work, stream);
     }
     void add_digest(std::span<const pinflow::detail::digest_array> arrays, std::uint64_t row_count,
                     std::uint64_t* sum, void* stream) override {

@@ -35,9 +35,9 @@ class load_backend final : public fake_cuda_backend {
     std::atomic<std::size_t> cut_strided_copies = 0;  ///< across a boundary of registrations
     std::atomic<std::size_t> short_strided_copies = 0;
 
-    // in calls of cast_to_device
-    std::atomic<std::uint64_t> cast_elements = 0;
-    std::atomic<std::size_t> wrong_casts = 0;  ///< misaligned, or not from one pinned buffer
+    // in calls of convert_to_device
+    std::atomic<std::uint64_t> converted_elements = 0;
+    std::atomic<std::size_t> wrong_conversions = 0;  ///< misaligned, or not from one pinned buffer
 
     std::mutex mutex;
     std::vector<copy_range> batch_copies;                    ///< ranges of these calls; guarded by `mutex`
@@ -54,9 +54,9 @@ class load_backend final : public fake_cuda_backend {
         }
         fake_cuda_backend::copy_batch_to_device(ranges, stream);
     }
-    void cast_to_device(const detail::device_cast& work, void* stream) override {
-        const std::uint64_t from_bytes = detail::dtype_of(work.from).size_bytes();
-        const std::uint64_t to_bytes = detail::dtype_of(work.to).size_bytes();
+    void convert_to_device(const detail::device_conversion& work, void* stream) override {
+        const std::uint64_t from_bytes = detail::size_bytes_of(work.from);
+        const std::uint64_t to_bytes = detail::size_bytes_of(work.to);
         const std::byte* const end = work.source + work.count * from_bytes;
         const auto has_source = [&](std::span<const std::byte> buffer) {
             return buffer.data() <= work.source && end <= buffer.data() + buffer.size();
@@ -66,10 +66,10 @@ class load_backend final : public fake_cuda_backend {
             if (reinterpret_cast<std::uintptr_t>(work.source) % 16 != 0 ||
                 reinterpret_cast<std::uintptr_t>(work.destination) % to_bytes != 0 ||
                 std::ranges::none_of(pinned_buffers, has_source))
-                ++wrong_casts;
+                ++wrong_conversions;
         }
-        cast_elements += work.count;
-        fake_cuda_backend::cast_to_device(work, stream);
+        converted_elements += work.count;
+        fake_cuda_backend::convert_to_device(work, stream);
     }
     void copy_strided_to_device(const detail::strided_copy& runs, void* stream) override {
         const copy_range span{runs.destination, runs.source,

@@ -65,9 +65,10 @@ struct tensor_request {
     /// is read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to, as `pinflow convert --dtype` does. A GPU casts floats to
-    /// floats itself. The CPU casts all other types, elements that must be decoded, and those for a
-    /// misaligned `destination`. Both give the same bits. Casts to integers truncate toward zero and clamp to
-    /// the type's range; NaN becomes 0. Empty: the type in the file, little-endian.
+    /// floats itself, swaps the bytes of big-endian elements, and reorders arrays in Fortran order of up to 8
+    /// axes, with elements of 1, 2, 4, 8 or 16 bytes. The CPU casts all other types, elements that must be
+    /// decoded, and those for a misaligned `destination`. Both give the same bits. Casts to integers truncate
+    /// toward zero and clamp to the type's range; NaN becomes 0. Empty: the type in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Destinations must

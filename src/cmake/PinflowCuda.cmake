@@ -64,8 +64,8 @@ function(pinflow_add_cuda_backend target)
   endif()
   target_sources(${target} PRIVATE
     src/device/cuda/api.cpp
-    src/device/cuda/casts.cu
     src/device/cuda/context.cpp
+    src/device/cuda/conversions.cu
     src/device/cuda/copy_list.cpp
     src/device/cuda/cuda_backend.cpp
     src/device/cuda/digest.cu

@@ -9,7 +9,7 @@
 
 #include "pinflow/buffer.hpp"
 #include "pinflow/device.hpp"
-#include "src/device/cast_work.hpp"
+#include "src/device/conversion_work.hpp"
 #include "src/device/flat_work.hpp"
 #include "src/device/record_work.hpp"
 #include "src/device/row_work.hpp"
@@ -94,7 +94,7 @@ class device_backend {
     /// Releases the memory at once: no work may use it any more.
     virtual void release_pinned(std::byte* data, std::uint64_t size_bytes) noexcept = 0;
 
-    // The copies to and from the host, except the strided one and casts, implement the functions of
+    // The copies to and from the host, except the strided one and conversions, implement the functions of
     // pinflow/buffer.hpp with these names and `_async`. Ranges of size 0 are ignored.
 
     virtual void copy_to_device(std::byte* destination, std::span<const std::byte> source, void* stream) = 0;
@@ -103,8 +103,8 @@ class device_backend {
     /// Enqueues one copy. All bytes from the first run to the last one must be in one registration or one
     /// pinned buffer.
     virtual void copy_strided_to_device(const strided_copy& runs, void* stream) = 0;
-    /// Enqueues one cast. The results have the bits of cast_elements (src/core/cast.hpp).
-    virtual void cast_to_device(const device_cast& work, void* stream) = 0;
+    /// Enqueues one conversion. Casts have the bits of cast_elements (src/core/cast.hpp).
+    virtual void convert_to_device(const device_conversion& work, void* stream) = 0;
     virtual void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) = 0;
     virtual void copy_on_device(std::byte* destination, const std::byte* source, std::uint64_t size_bytes,
                                 void* stream) = 0;

@@ -10,6 +10,7 @@
 #include "src/core/cast.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/quote.hpp"
+#include "src/load/device_conversions.hpp"
 #include "src/load/load_plan.hpp"
 
 // From requests to jobs.
@@ -92,7 +93,7 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
             .destination = request.destination};
 }
 
-load_job job_of(const opened_tensors& opened, const found_request& request) {
+load_job job_of(const opened_tensors& opened, const found_request& request, const pinflow::device& device) {
     const stored_tensor& tensor = opened.stored[request.tensor];
     load_job job{
         .tensor = request.tensor, .size_bytes = tensor.size_bytes, .destination = request.destination};
@@ -102,6 +103,8 @@ load_job job_of(const opened_tensors& opened, const found_request& request) {
                                                tensor.dtype->descr(), request.dtype->descr()));
         job.cast = request.dtype;
     }
+    if (needs_conversion(opened, job)) job.is_converted_by_device = can_convert(opened, job, device);
+    job.is_decoded = !tensor.is_as_delivered() && !job.is_converted_by_device;
     if (request.slice != nullptr) {
         check_slice(opened, request.tensor, *request.slice);
         job.slice = request.slice;
@@ -118,12 +121,13 @@ load_job job_of(const opened_tensors& opened, const found_request& request) {
     return job;
 }
 
-std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests) {
+std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests,
+                              const pinflow::device& device) {
     std::vector<load_job> jobs;
     jobs.reserve(requests.size());
     std::vector<bool> is_requested(opened.stored.size(), false);
     for (const found_request& request : requests) {
-        jobs.push_back(job_of(opened, request));
+        jobs.push_back(job_of(opened, request, device));
         if (is_requested[request.tensor])
             throw invalid_argument(
                 fmt::format("cannot load {} twice at once", label_of(opened, request.tensor)));
@@ -162,12 +166,16 @@ byte_runs runs_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& tensor = opened.stored[job.tensor];
     if (job.slice == nullptr) return {.size_bytes = tensor.size_bytes};
     const tensor_slice& slice = *job.slice;
+    // the axes before the slice's, and after it, as the elements arrive
+    std::span<const std::uint64_t> before = tensor.shape.first(slice.axis);
+    std::span<const std::uint64_t> after = tensor.shape.subspan(slice.axis + 1);
+    if (tensor.is_fortran_order && job.is_converted_by_device) std::swap(before, after);
     byte_runs runs;
-    for (const std::uint64_t length : tensor.shape.first(slice.axis))
+    for (const std::uint64_t length : before)
         runs.count *= length;
     // strides of an array without elements count lengths of 0 as 1
     std::uint64_t index_bytes = tensor.dtype->size_bytes();
-    for (const std::uint64_t length : tensor.shape.subspan(slice.axis + 1))
+    for (const std::uint64_t length : after)
         index_bytes *= std::max<std::uint64_t>(length, 1);
     runs.size_bytes = index_bytes * (slice.end - slice.begin);
     runs.stride_bytes = index_bytes * tensor.shape[slice.axis];

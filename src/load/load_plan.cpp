@@ -11,7 +11,6 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
-#include "src/device/cast_work.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -44,8 +43,7 @@ class planner {
             all_bytes_ += job.size_bytes;
         if (device.kind() != device_kind::host) return;
         for (const load_job& job : plan.jobs) {
-            const stored_tensor& stored = opened.stored[job.tensor];
-            if (stored.offset_bytes && job.is_contiguous()) raw_bytes_[stored.file] += job.size_bytes;
+            if (job.is_contiguous()) raw_bytes_[opened.stored[job.tensor].file] += job.size_bytes;
         }
     }
 
@@ -54,13 +52,9 @@ class planner {
         if (job.size_bytes == 0) return;
         const std::uint64_t bytes_before = plan_.total_bytes;
         plan_.total_bytes += job.size_bytes;
-        const bool is_raw = opened_.stored[job.tensor].offset_bytes.has_value();
-        const bool is_contiguous = is_raw && job.is_contiguous();
-        const bool is_mapped = place(job, is_contiguous);
-        job.is_cast_by_device = is_raw && can_be_cast_by_device(job);
-        if (is_mapped) {
+        if (place(job)) {
             plan_.mapped_bytes += job.size_bytes;
-        } else if (!is_raw) {
+        } else if (job.is_decoded) {
             const std::uint64_t element_bytes = type_of(opened_, job).size_bytes();
             if (element_bytes > load_unit_bytes && device_.kind() != device_kind::host)
                 throw unsupported(
@@ -72,7 +66,7 @@ class planner {
             plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
         } else if (std::max(job.size_bytes, staged_bytes_of(opened_, job, job.size_bytes)) >=
                    min_own_block_bytes) {
-            add_pieces(index, is_contiguous, bytes_before);
+            add_pieces(index, bytes_before);
         } else {
             small_.push_back({index, bytes_before});
         }
@@ -91,20 +85,21 @@ class planner {
  private:
     /// Makes units of one piece each. For a GPU, pieces of a slice that is not cast consist of whole runs, or
     /// lie within one.
-    void add_pieces(std::uint32_t index, bool is_contiguous, std::uint64_t bytes_before) {
+    void add_pieces(std::uint32_t index, std::uint64_t bytes_before) {
         const load_job& job = plan_.jobs[index];
         std::uint64_t run_bytes = job.size_bytes;
         std::uint64_t max_piece_bytes = load_unit_bytes;
-        bool is_copied = is_contiguous;
+        bool is_copied = job.is_contiguous();
         bool reads_with_gaps = false;
-        if (job.has_gaps && !job.is_cast() && device_.kind() != device_kind::host) {
+        const bool is_changed = job.is_cast() || job.is_converted_by_device;
+        if (job.has_gaps && !is_changed && device_.kind() != device_kind::host) {
             const byte_runs runs = runs_of(opened_, job);
             run_bytes = runs.size_bytes;
             is_copied = can_copy_runs(runs);
             reads_with_gaps = reads_gaps(runs) && runs.stride_bytes <= load_unit_bytes;
             if (reads_with_gaps) max_piece_bytes = load_unit_bytes / runs.stride_bytes * run_bytes;
         }
-        if (job.is_cast_by_device) {
+        if (job.is_converted_by_device && job.is_cast()) {
             const std::uint64_t stored_bytes = stored_type_of(opened_, job).size_bytes();
             max_piece_bytes =
                 std::min(max_piece_bytes, max_piece_bytes / stored_bytes * job.cast->size_bytes());
@@ -141,13 +136,13 @@ class planner {
     }
 
     /// Sets where a job is delivered. @return whether it is a mapping.
-    bool place(load_job& job, bool is_contiguous) {
+    bool place(load_job& job) {
         if (job.destination != nullptr) {
             job.block = next_block();
             plan_.blocks.push_back({job.size_bytes, job.destination});
             return false;
         }
-        if (is_contiguous && can_be_mapped(job)) {
+        if (job.is_contiguous() && can_be_mapped(job)) {
             const file_position place = position_of(opened_, job);
             load_plan::mapped_range& range = plan_.mapped[place.file];
             const std::uint64_t begin = place.offset_bytes / page_bytes * page_bytes;
@@ -179,13 +174,6 @@ class planner {
 
     std::uint32_t next_block() const { return static_cast<std::uint32_t>(plan_.blocks.size()); }
 
-    /// Whether a GPU casts the elements. The CPU would take longer than the link.
-    bool can_be_cast_by_device(const load_job& job) const {
-        return device_.kind() != device_kind::host && job.is_cast() &&
-               cast_type_of(stored_type_of(opened_, job)) && cast_type_of(*job.cast) &&
-               is_multiple(reinterpret_cast<std::uintptr_t>(job.destination), job.cast->size_bytes());
-    }
-
     /// Whether a contiguous tensor is mapped: on the host device, if it is aligned for its type, and enough
     /// of its file is loaded.
     bool can_be_mapped(const load_job& job) const {
@@ -204,7 +192,7 @@ class planner {
 
     /// One unit of as many small tensors as fit, all of them contiguous or none; moves `next` past them.
     /// Within a block, the staging buffer has the layout of the block, except for tensors that the device
-    /// casts.
+    /// converts.
     load_unit small_unit(std::size_t& next) {
         load_unit unit{plan_.pieces.size()};
         // leaves room for the rest of a run that is too short for the copy engine
@@ -215,8 +203,9 @@ class planner {
         for (; next < small_.size(); ++next) {
             const load_job& job = plan_.jobs[small_[next].index];
             std::uint64_t offset = rounded_up(end, block_alignment);
-            const bool is_cast = job.is_cast_by_device || (last != nullptr && last->is_cast_by_device);
-            if (last != nullptr && last->block == job.block && !is_cast)
+            const bool is_converted =
+                job.is_converted_by_device || (last != nullptr && last->is_converted_by_device);
+            if (last != nullptr && last->block == job.block && !is_converted)
                 offset = end + (job.block_offset_bytes - (last->block_offset_bytes + last->size_bytes));
             const std::uint64_t staged_bytes = staged_bytes_of(opened_, job, job.size_bytes);
             const bool kinds_differ = last != nullptr && last->is_contiguous() != job.is_contiguous();
@@ -292,7 +281,7 @@ bool is_aligned(const pinflow::dtype& type, std::uint64_t offset_bytes) noexcept
 }
 
 bool is_mappable(const stored_tensor& tensor) noexcept {
-    return tensor.offset_bytes && tensor.size_bytes >= min_mapped_bytes &&
+    return tensor.is_as_delivered() && tensor.size_bytes >= min_mapped_bytes &&
            is_aligned(*tensor.dtype, *tensor.offset_bytes);
 }
 

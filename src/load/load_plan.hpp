@@ -35,14 +35,17 @@ struct stored_tensor {
     std::span<const std::uint64_t> shape;
     const pinflow::dtype* dtype = nullptr;  ///< as in the file, but little-endian
     std::uint64_t size_bytes = 0;           ///< of all elements, uncompressed
-    /// Where all elements lie in the file, in C order and little-endian. Empty if they must be decoded or
-    /// reordered.
+    /// Where all elements lie in the file, one after the other. Empty if they must be decoded.
     std::optional<std::uint64_t> offset_bytes;
     std::uint32_t file = 0;         ///< index in opened_tensors
+    std::uint8_t word_bytes = 1;    ///< of the numbers, if they are stored big-endian: 2, 4 or more
     bool has_no_name = false;       ///< in the file, which is a .npy file
-    bool is_fortran_order = false;  ///< with several axes, and not compressed
+    bool is_fortran_order = false;  ///< with several long axes, and not compressed
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
+
+    /// Whether the file has the elements in C order and little-endian.
+    bool is_as_delivered() const { return offset_bytes && word_bytes == 1 && !is_fortran_order; }
 };
 
 /// Whether elements of `type` at this offset in a file are aligned in its mapping.
@@ -138,8 +141,9 @@ class loaded_block {
     std::vector<event> events_;  ///< one for each stream, so that the destructor only records them
 };
 
-/// One tensor of a load. Bytes are counted in C order. Small, as a load may have many: the memory of new jobs
-/// costs a page fault for each 4 KiB.
+/// One tensor of a load. Bytes are counted in the order in which elements arrive: C order, or, if the device
+/// converts them, the order of the file. Small, as a load may have many: the memory of new jobs costs a page
+/// fault for each 4 KiB.
 struct load_job {
     std::uint32_t tensor = 0;              ///< index in opened_tensors
     std::uint32_t block = 0;               ///< where it is delivered
@@ -149,12 +153,13 @@ struct load_job {
     std::uint64_t size_bytes = 0;          ///< as delivered
     std::uint64_t first_bytes = 0;         ///< of the slice, in the stored elements
     std::byte* destination = nullptr;      ///< the caller's
-    bool has_gaps = false;           ///< the slice is not contiguous in the stored elements: see runs_of
-    bool is_cast_by_device = false;  ///< staged as stored: device_backend::cast_to_device
+    bool has_gaps = false;                ///< the slice is not contiguous in the stored elements: see runs_of
+    bool is_decoded = false;              ///< by an element stream, in C order
+    bool is_converted_by_device = false;  ///< staged as stored: see device_conversions.hpp
 
     bool is_cast() const { return cast != nullptr; }
     /// Whether the bytes are delivered as they are stored, in one piece.
-    bool is_contiguous() const { return !has_gaps && !is_cast(); }
+    bool is_contiguous() const { return !has_gaps && !is_cast() && !is_decoded && !is_converted_by_device; }
 };
 
 /// The type of a job's elements in the file, but little-endian.
@@ -168,7 +173,7 @@ inline const dtype& type_of(const opened_tensors& opened, const load_job& job) {
 /// Bytes of a part of a job in a staging buffer, given its bytes as delivered.
 inline std::uint64_t staged_bytes_of(const opened_tensors& opened, const load_job& job,
                                      std::uint64_t size_bytes) {
-    if (!job.is_cast_by_device) return size_bytes;
+    if (!job.is_converted_by_device || !job.is_cast()) return size_bytes;
     return size_bytes / job.cast->size_bytes() * stored_type_of(opened, job).size_bytes();
 }
 /// The shape as delivered.
@@ -179,7 +184,7 @@ inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) 
     return shape;
 }
 
-/// Where the stored elements of a job lie in its tensor.
+/// Where the elements of a job lie in its tensor, in the order in which they arrive.
 byte_runs runs_of(const opened_tensors& opened, const load_job& job);
 
 /// A part of a tensor within a unit.
@@ -258,7 +263,7 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
 
 /// The job of a request.
 /// @throws invalid_argument for a slice outside its axis, and a type that the elements cannot be cast to.
-load_job job_of(const opened_tensors& opened, const found_request& request);
+load_job job_of(const opened_tensors& opened, const found_request& request, const pinflow::device& device);
 
 /// A requested alias, whose dataset another job delivers with the same slice and type.
 struct aliased_job {
@@ -273,14 +278,15 @@ std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vecto
 /// The jobs of requests.
 /// @throws as job_of; invalid_argument also for a tensor that is requested twice, and for destinations that
 /// overlap.
-std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests);
+std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const found_request> requests,
+                              const pinflow::device& device);
 
 /// @param jobs in the order of the requests, each of another tensor.
 /// @throws unsupported; see tensor_files::load.
 load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device);
 
-/// The file of a job, and the offset of its first byte there. Of a decoded job, only the file means
-/// something.
+/// The file of a job, and the offset of its first byte there. Of a decoded job, the offset only tells where
+/// about it lies.
 inline file_position position_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& stored = opened.stored[job.tensor];
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};

@@ -8,7 +8,7 @@
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
 #include "src/device/backend.hpp"
-#include "src/device/cast_work.hpp"
+#include "src/load/device_conversions.hpp"
 #include "src/load/load_streams.hpp"
 
 namespace pinflow::detail {
@@ -176,15 +176,18 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
     load_buffer& buffer = buffers.next();
     reader.read(unit, buffer.host.data());
     for (const load_piece& piece : plan_.pieces_of(unit)) {
-        if (target_of(piece) == nullptr) return;  // before a cast is enqueued, for which nothing would wait
+        if (target_of(piece) == nullptr)
+            return;  // before a conversion is enqueued, for which nothing would wait
     }
     std::vector<copy_range> copies;
     for (const load_piece& piece : plan_.pieces_of(unit)) {
         std::byte* const side = buffer.host.data() + piece.unit_offset_bytes;
         const load_job& job = plan_.jobs[piece.job];
         std::byte* const target = target_of(piece);
-        if (job.is_cast_by_device) {
-            cast(piece, side, target);
+        if (job.is_converted_by_device) {
+            device_.backend().convert_to_device(
+                conversion_of(opened_, job, piece, side, target - piece.begin_bytes),
+                copies_.native_handle());
             continue;
         }
         copy_range* const last = copies.empty() ? nullptr : &copies.back();
@@ -207,17 +210,6 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
     buffer.copied.record(copies_);
     for (const load_piece& piece : plan_.pieces_of(unit))
         staged_bytes_ += piece.size_bytes;
-}
-
-/// Lets the device cast a piece that is staged as it is stored.
-void load_run::cast(const load_piece& piece, const std::byte* staged, std::byte* target) {
-    const load_job& job = plan_.jobs[piece.job];
-    device_.backend().cast_to_device({.source = staged,
-                                      .from = *cast_type_of(stored_type_of(opened_, job)),
-                                      .destination = target,
-                                      .to = *cast_type_of(*job.cast),
-                                      .count = piece.size_bytes / job.cast->size_bytes()},
-                                     copies_.native_handle());
 }
 
 /// Stages runs of a slice, together with the gaps between them.

@@ -60,7 +60,6 @@ class load_run {
     void run_thread() noexcept;
     void work_on_units(const std::function<void()>& after_each);
     void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
-    void cast(const load_piece& piece, const std::byte* staged, std::byte* target);
     void stage_with_gaps(const load_piece& piece, tensor_reader& reader, load_buffers& buffers);
     void decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
     void fill(const load_unit& unit, tensor_reader& reader);

@@ -164,7 +164,7 @@ loaded_tensors tensor_files::load(std::span<const tensor_request> requests, cons
         found.reserve(requests.size());
         for (const tensor_request& each : requests)
             found.push_back(detail::find_request(*opened_, each));
-        loaded_tensors loaded = load_jobs(detail::jobs_of(*opened_, found), device, options);
+        loaded_tensors loaded = load_jobs(detail::jobs_of(*opened_, found, device), device, options);
         loaded.report.duration = std::chrono::steady_clock::now() - start;
         return loaded;
     });
@@ -271,7 +271,7 @@ loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const 
             detail::found_request request{.tensor = index};
             if (options.dtype && can_be_cast(*opened.opened_->stored[index].dtype))
                 request.dtype = &*options.dtype;
-            jobs.push_back(detail::job_of(*opened.opened_, request));
+            jobs.push_back(detail::job_of(*opened.opened_, request, device));
         }
         loaded_tensors loaded = opened.load_jobs(std::move(jobs), device, options);
         loaded.report.duration = std::chrono::steady_clock::now() - start;

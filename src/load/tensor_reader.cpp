@@ -99,7 +99,7 @@ void tensor_reader::read(const load_unit& unit, std::byte* buffer) {
             }
         }
         std::byte* const place = buffer + first.unit_offset_bytes;
-        if (job.is_cast_by_device) {
+        if (job.is_converted_by_device) {
             read_stored(job, staged_bytes_of(opened_, job, first.begin_bytes),
                         {place, staged_bytes_of(opened_, job, size_bytes)});
         } else {

@@ -34,7 +34,7 @@ class thread_descriptor {
     int own_ = -1;  ///< -1: /proc is not mounted, or there are too many descriptors
 };
 
-/// Reads elements of jobs as they are delivered: sliced, and cast unless the device casts them. For one
+/// Reads elements of jobs as they are delivered: sliced, and cast unless the device converts them. For one
 /// thread.
 class tensor_reader {
  public:
@@ -50,7 +50,7 @@ class tensor_reader {
     /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.
     /// @throws data_changed, system_failure.
     void read(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
-    /// Fills a staging buffer with the pieces of a unit. Pieces that the device casts are left as stored.
+    /// Fills a staging buffer with the pieces of a unit. Pieces that the device converts are left as stored.
     /// Neighbours in the file and in the buffer are read at once.
     /// @throws as `read`.
     void read(const load_unit& unit, std::byte* buffer);

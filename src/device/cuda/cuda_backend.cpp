@@ -13,8 +13,8 @@
 #include "pinflow/error.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/cuda/blocks_for.hpp"
-#include "src/device/cuda/casts.hpp"
 #include "src/device/cuda/context.hpp"
+#include "src/device/cuda/conversions.hpp"
 #include "src/device/cuda/copy_list.hpp"
 #include "src/device/cuda/digest.hpp"
 #include "src/device/cuda/digest_kernels.hpp"
@@ -261,19 +261,20 @@ class backend final : public device_backend {
               "cannot copy {} runs of {} bytes to cuda:{}", runs.run_count, runs.run_bytes, index());
     }
 
-    void cast_to_device(const device_cast& work, void* stream) override {
+    void convert_to_device(const device_conversion& work, void* stream) override {
         if (work.count == 0) return;
-        device_cast copy = work;
+        device_conversion copy = work;
         void* arguments[] = {&copy};
-        const std::uint64_t packs = work.count * dtype_of(work.from).size_bytes() / cuda::cast_pack_bytes;
+        const std::uint64_t packs = work.count * size_bytes_of(work.from) / cuda::conversion_pack_bytes;
         // more blocks only wait for the link
-        const unsigned blocks = blocks_for(packs, cuda::cast_threads, std::uint64_t{multiprocessors_} * 8);
+        const unsigned blocks =
+            blocks_for(packs, cuda::conversion_threads, std::uint64_t{multiprocessors_} * 8);
         check(context_.run([&] {
-            return launch(cuda::cast_kernel(work.from, work.to), blocks, cuda::cast_threads, arguments,
-                          stream_of(stream));
+            return launch(cuda::conversion_kernel(work.from, work.to), blocks, cuda::conversion_threads,
+                          arguments, stream_of(stream));
         }),
-              "cannot cast {} elements from {} to {} on cuda:{}", work.count, dtype_of(work.from).descr(),
-              dtype_of(work.to).descr(), index());
+              "cannot convert {} elements of {} bytes to {} bytes on cuda:{}", work.count,
+              size_bytes_of(work.from), size_bytes_of(work.to), index());
     }
 
     void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {

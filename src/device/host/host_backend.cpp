@@ -15,12 +15,12 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/memory.hpp"
-#include "src/core/cast.hpp"
 #include "src/core/error_advice.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/digest_host.hpp"
+#include "src/device/host/host_conversions.hpp"
 #include "src/device/host/host_flat.hpp"
 #include "src/device/host/host_records.hpp"
 #include "src/device/host/host_rows.hpp"
@@ -165,10 +165,8 @@ class host final : public device_backend {
         });
     }
 
-    void cast_to_device(const device_cast& work, void* stream) override {
-        stream_of(stream).enqueue([work] {
-            cast_elements(dtype_of(work.from), work.source, dtype_of(work.to), work.destination, work.count);
-        });
+    void convert_to_device(const device_conversion& work, void* stream) override {
+        stream_of(stream).enqueue([work] { convert_on_host(work); });
     }
 
     void add_digest(std::span<const digest_array> arrays, std::uint64_t row_count, std::uint64_t* sum,

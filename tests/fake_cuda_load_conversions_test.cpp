@@ -3,11 +3,13 @@
 #include <string>
 #include <vector>
 
+#include "pinflow/formats/npy.hpp"
 #include "pinflow/load.hpp"
+#include "tests/api/load/stored_orders.hpp"
 #include "tests/load_backend.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Loads to a GPU that casts the elements.
+// Loads to a GPU that casts the elements, swaps their bytes, and puts them into C order.
 
 using namespace pinflow;
 
@@ -58,8 +60,8 @@ TEST_CASE("load: the device casts floats, with the bits of the host") {
             if (!(files.tensor(requests[i].name).dtype == tensor.dtype()))
                 elements += tensor.size_bytes() / tensor.dtype().size_bytes();
         }
-        CHECK(backend.cast_elements == elements);
-        CHECK(backend.wrong_casts == 0);
+        CHECK(backend.converted_elements == elements);
+        CHECK(backend.wrong_conversions == 0);
     }
 }
 
@@ -75,9 +77,51 @@ TEST_CASE("load: the host casts what the device cannot") {
         {.name = "floats", .dtype = dtype::of<double>(), .destination = memory.data() + 1},  // misaligned
         {.name = "integers", .dtype = dtype::of<float>()}};
     const loaded_tensors loaded = files.load(requests, backend.device());
-    CHECK(backend.cast_elements == 0);
+    CHECK(backend.converted_elements == 0);
     requests[0].destination = nullptr;
     const loaded_tensors expected = files.load(requests, device::host());
     CHECK(std::vector(memory.begin() + 1, memory.end()) == bytes_of(expected.tensors[0]));
     CHECK(bytes_of(loaded.tensors[1]) == bytes_of(expected.tensors[1]));
+}
+
+TEST_CASE("load: the device swaps bytes and reorders elements") {
+    const temporary_folder folder;
+    for (const char* const type : {"<f4", "<i2", "|u1", "<c16", "<U1", "<M8[s]"}) {
+        CAPTURE(type);
+        const std::vector<model_tensor> tensors{random_tensor("small", dtype::parse(type), {3, 5, 2, 7}),
+                                                random_tensor("large", dtype::parse(type), {301, 2, 1301})};
+        for (const stored_order& order : changed_orders) {
+            for (const model_tensor& tensor : tensors) {
+                write_npy(folder / (tensor.name + ".npy"), stored_model_tensor(tensor, order).view());
+                const tensor_files files({folder / (tensor.name + ".npy")});
+                for (const tensor_request& request : requests_of(tensor)) {
+                    CAPTURE(request.slice ? static_cast<int>(request.slice->axis) : -1);
+                    load_backend& backend = new_backend();
+                    const loaded_tensors loaded = files.load({&request, 1}, backend.device());
+                    CHECK(bytes_of(loaded.tensors[0]) ==
+                          (request.slice ? sliced(tensor, *request.slice) : tensor.bytes));
+                    const bool is_changed = order.is_fortran_order || tensor.dtype.size_bytes() > 1;
+                    const std::uint64_t count = element_count(loaded.tensors[0].shape());
+                    CHECK(backend.converted_elements == (is_changed ? count : 0));
+                    CHECK(backend.wrong_conversions == 0);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("load: the host reorders and swaps what the device cannot") {
+    const temporary_folder folder;
+    const std::vector<model_tensor> tensors{
+        random_tensor("three words", dtype::parse("<U3"), {31, 57}),
+        random_tensor("long doubles", dtype(dtype_kind::floating, 16), {31, 57}),
+        random_tensor("nine axes", dtype::of<float>(), {2, 2, 2, 2, 2, 2, 2, 2, 2})};
+    for (const model_tensor& tensor : tensors) {
+        CAPTURE(tensor.name);
+        write_npy(folder / "a.npy", stored_model_tensor(tensor, {true, true}).view());
+        load_backend& backend = new_backend();
+        const loaded_tensors loaded = load_tensors(std::vector{folder / "a.npy"}, backend.device());
+        CHECK(bytes_of(loaded.tensors[0]) == tensor.bytes);
+        CHECK(backend.converted_elements == 0);
+    }
 }
