@@ -10,9 +10,9 @@
 
 namespace pinflow::detail {
 
-/// A file whose arrays are read as element streams, one after the other. The directory of a .npz file, or the
-/// header of a safetensors file, is read once, when the file is opened. Streams may outlive the object. Not
-/// thread-safe.
+/// A file whose arrays are read as element streams. The directory of a .npz file, or the header of a
+/// safetensors file, is read once, when the file is opened. Streams may outlive the object. Thread-safe; each
+/// stream is for one thread.
 class element_file {
  public:
     element_file() = default;

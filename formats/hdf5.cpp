@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <functional>
 #include <map>
+#include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -57,30 +59,39 @@ hdf5_dataset open_dataset(const std::filesystem::path& path, std::string_view na
     return open_dataset(std::make_shared<const input_file>(path), name);
 }
 
-/// Keeps the descriptions of datasets: making one takes about 0.1 ms, and 0.3 us for each chunk.
+/// Keeps the descriptions of datasets: making one takes about 0.1 ms, and 0.3 us for each chunk. A
+/// description that is too large to keep is shared by the streams that use it.
 class hdf5_elements final : public element_file {
  public:
     explicit hdf5_elements(std::filesystem::path path) : path_(std::move(path)) {}
 
     std::unique_ptr<element_stream> stream(std::string_view name, std::uint64_t memory_bytes) const override {
-        if (!file_) file_ = std::make_shared<const input_file>(path_);
-        file_->check_unchanged();  // a description of other contents would look like damage
-        if (const auto found = kept_.find(name); found != kept_.end())
-            return make_hdf5_elements(found->second, memory_bytes);
-        const hdf5_dataset opened = open_dataset(file_, name);
-        auto elements = make_hdf5_elements(opened, memory_bytes);
-        // a reader of libhdf5 has a large cache
-        if (opened.description->storage != hdf5_storage::library) keep(name, opened);
-        return elements;
+        return make_hdf5_elements(find(name), memory_bytes);
     }
 
  private:
+    hdf5_dataset find(std::string_view name) const {
+        const std::scoped_lock lock(mutex_);
+        if (!file_) file_ = std::make_shared<const input_file>(path_);
+        file_->check_unchanged();  // a description of other contents would look like damage
+        if (const auto found = kept_.find(name); found != kept_.end()) return found->second;
+        if (const auto large = large_.lock(); large && large->name == name)
+            return {.file = file_, .description = large, .library = {}};
+        hdf5_dataset opened = open_dataset(file_, name);
+        // a reader of libhdf5 has a large cache
+        if (opened.description->storage != hdf5_storage::library) keep(name, opened);
+        return opened;
+    }
+
     void keep(std::string_view name, const hdf5_dataset& opened) const {
         constexpr std::size_t max_bytes = 8 << 20;
         const hdf5_description& description = *opened.description;
         const std::size_t size_bytes = sizeof(hdf5_description) + description.compact_data.size() +
                                        description.chunks.size() * sizeof(hdf5_chunk);
-        if (size_bytes > max_bytes) return;
+        if (size_bytes > max_bytes) {
+            large_ = opened.description;
+            return;
+        }
         if (kept_bytes_ + size_bytes > max_bytes) {
             kept_.clear();
             kept_bytes_ = 0;
@@ -90,9 +101,11 @@ class hdf5_elements final : public element_file {
     }
 
     std::filesystem::path path_;
+    mutable std::mutex mutex_;                        ///< guards what follows
     mutable std::shared_ptr<const input_file> file_;  ///< opened by the first stream
     mutable std::map<std::string, hdf5_dataset, std::less<>> kept_;
     mutable std::size_t kept_bytes_ = 0;  ///< of all kept descriptions
+    mutable std::weak_ptr<const hdf5_description> large_;
 };
 
 }  // namespace

@@ -229,8 +229,10 @@ array_listing hdf5_listing(const hdf5_description& description) {
     listing.mappable = description.storage == hdf5_storage::contiguous || listing.size_bytes == 0;
     if (description.storage == hdf5_storage::contiguous) listing.offset_bytes = description.offset_bytes;
     listing.reason = hdf5_storage_reason(description) + how_chunks_are_mapped(description);
-    if (description.storage == hdf5_storage::chunked && description.chunks.empty() &&
-        hdf5_grid_size(description.shape, description.chunk_shape) > many_hdf5_chunks) {
+    if (description.storage != hdf5_storage::chunked) return listing;
+    if (hdf5_grid_size(description.shape, description.chunk_shape) <= many_hdf5_chunks) {
+        listing.chunk_shape = description.chunk_shape;
+    } else if (description.chunks.empty()) {
         listing.reason += "; if few of its chunks were ever written, it is read by libhdf5";
     }
     return listing;

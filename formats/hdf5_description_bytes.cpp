@@ -10,6 +10,8 @@
 
 #include "formats/hdf5_description.hpp"
 #include "pinflow/error.hpp"
+#include "src/core/checked.hpp"
+#include "src/core/quote.hpp"
 
 /// Serialises descriptions: little-endian numbers of 8 bytes, and a length before each sequence.
 namespace pinflow::detail {
@@ -18,7 +20,7 @@ namespace {
 
 /// The first bytes: a magic number, and the version of the layout.
 constexpr std::uint64_t description_magic = 0x0001'3548'666e'6970;  // "pinfH5", 1
-constexpr std::uint64_t listings_magic = 0x0001'354c'666e'6970;     // "pinfL5", 1
+constexpr std::uint64_t listings_magic = 0x0002'354c'666e'6970;     // "pinfL5", 2
 /// Limit on nested structures; the libhdf5 side stops earlier.
 constexpr unsigned max_depth = 64;
 /// Stands for the kind of a structured type.
@@ -261,17 +263,38 @@ std::vector<std::byte> serialize(std::span<const array_listing> listings) {
         to.number(listing.offset_bytes.value_or(0));
         to.number(listing.size_bytes);
         to.number(listing.mappable ? 1 : 0);
+        to.numbers(listing.chunk_shape);
         to.text(listing.reason);
     }
     return to.take();
 }
+
+namespace {
+
+/// Checks that the numbers of a listing, by which loads divide, fit each other.
+/// @throws format_error.
+void check_listing(const array_listing& listing) {
+    std::uint64_t size_bytes = listing.dtype->size_bytes();
+    bool fits = true;
+    for (const std::uint64_t length : listing.shape)
+        fits = fits && multiply(size_bytes, length, size_bytes);
+    const shape_vector& chunk = listing.chunk_shape;
+    if (!fits || size_bytes != listing.size_bytes ||
+        (!chunk.empty() && chunk.size() != listing.shape.size()) ||
+        std::ranges::find(chunk, 0U) != chunk.end())
+        fail(fmt::format("{} of shape {} and {} bytes, in chunks of shape {}, is no possible array",
+                         quote(listing.name), to_string(listing.shape), listing.size_bytes,
+                         to_string(chunk)));
+}
+
+}  // namespace
 
 std::vector<array_listing> parse_array_listings(std::span<const std::byte> bytes) {
     reader from(bytes);
     from.expect(listings_magic);
     // grows while reading, since a listing in memory is larger than its bytes
     std::vector<array_listing> listings;
-    for (std::size_t left = from.count(72); left > 0; --left) {
+    for (std::size_t left = from.count(80); left > 0; --left) {
         array_listing& listing = listings.emplace_back();
         listing.name = from.text();
         if (from.flag()) listing.dtype = from.type();
@@ -282,7 +305,9 @@ std::vector<array_listing> parse_array_listings(std::span<const std::byte> bytes
         if (has_offset) listing.offset_bytes = offset_bytes;
         listing.size_bytes = from.number();
         listing.mappable = from.flag();
+        listing.chunk_shape = from.numbers();
         listing.reason = from.words();
+        if (listing.dtype) check_listing(listing);
     }
     from.finish();
     return listings;

@@ -20,6 +20,8 @@ namespace {
 
 /// The smallest block of elements to read ahead, even if `memory_bytes` is less.
 constexpr std::uint64_t min_block_bytes = 64 << 10;
+/// The most memory for decoding the chunks of one element stream.
+constexpr std::uint64_t max_decoding_bytes = std::uint64_t{256} << 20;
 
 std::string label_of(const hdf5_dataset& dataset) {
     return array_label(dataset.file->path(), dataset.description->name);
@@ -145,6 +147,7 @@ class block_elements : public element_stream {
         const std::uint64_t row_bytes = shape_[0] == 0 ? 0 : size_bytes_ / shape_[0];
         position_ = begin * row_bytes;
         end_ = end * row_bytes;
+        block_ = {};
         return true;
     }
     void finish() final { file_->check_unchanged(); }
@@ -155,7 +158,12 @@ class block_elements : public element_stream {
     virtual std::uint64_t block_bytes(std::uint64_t begin) const = 0;
     virtual void read_block(std::uint64_t begin, std::span<std::byte> destination) const = 0;
     std::uint64_t size_bytes() const noexcept { return size_bytes_; }
-    void set_size(std::uint64_t size_bytes) noexcept { size_bytes_ = end_ = size_bytes; }
+    /// Continues with the first of `size_bytes` elements.
+    void begin_again(std::uint64_t size_bytes) noexcept {
+        size_bytes_ = end_ = size_bytes;
+        position_ = 0;
+        block_ = {};
+    }
 
  private:
     std::shared_ptr<const input_file> file_;
@@ -262,7 +270,7 @@ class chunk_elements final : public block_elements {
     chunk_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
         : block_elements(dataset),
           reader_(dataset.file, dataset.description,
-                  {std::make_shared<hdf5_memory>(0, memory_bytes / 2), false}),
+                  {std::make_shared<hdf5_memory>(0, std::min(memory_bytes / 2, max_decoding_bytes)), false}),
           max_block_bytes_(std::max(memory_bytes / 2, min_block_bytes)),
           first_(shape().size(), 0),
           lengths_(shape()) {
@@ -272,7 +280,7 @@ class chunk_elements final : public block_elements {
     bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
         first_[axis] = begin;
         lengths_[axis] = end - begin;
-        set_size(element_count(lengths_) * dtype().size_bytes());
+        begin_again(element_count(lengths_) * dtype().size_bytes());
         choose_blocks();
         return true;
     }

@@ -51,8 +51,8 @@ array make_hdf5_array(const hdf5_dataset& dataset);
 
 /// Makes a stream of the dataset's elements, which reads ahead by at most `memory_bytes` (at least 64 KiB,
 /// and one row if rows cannot be split). For a chunked dataset, half of the memory is for rows read
-/// ahead: if that half holds all rows of a band of chunks, each chunk is decoded once. The other half is for
-/// decoding. A contiguous dataset is streamed as stream_elements does.
+/// ahead: if that half holds all rows of a band of chunks, each chunk is decoded once. The other half, at
+/// most 256 MiB, is for decoding. A contiguous dataset is streamed as stream_elements does.
 /// @throws as make_hdf5_array, when it is made or when it is read.
 std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes);
 

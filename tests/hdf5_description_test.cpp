@@ -123,6 +123,8 @@ TEST_CASE("hdf5 description: what is written reads back the same") {
     CHECK(read[0].offset_bytes == std::uint64_t{2054});
     CHECK(read[0].mappable);
     CHECK(!read[1].offset_bytes.has_value());
+    CHECK(read[0].chunk_shape.empty());
+    CHECK(read[1].chunk_shape == chunked().chunk_shape);
     CHECK(read[2].dtype == inlined().dtype);
     CHECK(!read[5].dtype.has_value());
     CHECK(read[5].reason == "the dataset 'refused' holds references to other objects");

@@ -123,6 +123,39 @@ TEST_CASE(
     CHECK(inner_axes > 500);
 }
 
+TEST_CASE("hdf5_elements: one stream delivers one box of several axes after another") {
+    ++cases_run;
+    std::mt19937_64 random(7);
+    unsigned boxes = 0;
+    for (const hdf5_file_entry& entry : hdf5_entries()) {
+        const pinflow::shape_vector& shape = entry.description->shape;
+        if (shape.empty() || entry.little.empty()) continue;
+        INFO(entry.file << ": " << entry.description->name);
+        const std::uint64_t item_bytes = entry.description->dtype.size_bytes();
+        const auto stream = make_hdf5_elements(dataset_of(entry), std::uint64_t{1} << random() % 24);
+        const bool is_chunked = entry.description->storage == hdf5_storage::chunked;
+        for (int repetition = 0; repetition < 3; ++repetition) {
+            std::vector<std::byte> expected = entry.little;
+            pinflow::shape_vector box = shape;
+            for (std::size_t axis = 0; axis < (is_chunked ? shape.size() : 1); ++axis) {
+                selection selected{axis, random() % (shape[axis] + 1), 0};
+                selected.end = selected.begin + random() % (shape[axis] - selected.begin + 1);
+                REQUIRE(stream->select(axis, selected.begin, selected.end));
+                expected = part_of(expected, box, item_bytes, selected);
+                box[axis] = selected.end - selected.begin;
+            }
+            // not always to its end
+            const std::uint64_t count = expected.size() / item_bytes;
+            const std::uint64_t taken = repetition == 0 ? count / 2 : count;
+            expected.resize(taken * item_bytes);
+            CHECK((read_elements(*stream, taken, random) == expected));
+            boxes += taken != 0 ? 1U : 0U;
+        }
+        stream->finish();
+    }
+    CHECK(boxes > 500);
+}
+
 TEST_CASE("hdf5_elements: chunks without selected elements are not read") {
     ++cases_run;
     std::mt19937_64 random(6);

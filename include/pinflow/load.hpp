@@ -109,8 +109,8 @@ struct load_options {
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
     /// The most CPU threads that read, decode and cast. 0: one for each core, but on the route `both` one
-    /// less, and at most 14. Short loads use fewer: three, one for each 4 MiB, and one for each tensor that
-    /// is decoded. The calling thread alone does loads of up to 1 MiB that are staged.
+    /// less, and at most 14. Short loads use fewer: three, one for each 4 MiB, and one for each tensor, or
+    /// part of a tensor, that is decoded. The calling thread alone does loads of up to 1 MiB that are staged.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
     /// may outlast the call; the process waits for it before it exits.

@@ -47,7 +47,8 @@ class array_elements final : public element_stream {
         if (axis != 0) return false;
         const std::uint64_t row_bytes = shape_[0] == 0 ? 0 : size_bytes_ / shape_[0];
         position_bytes_ = begin * row_bytes;
-        size_bytes_ = end * row_bytes;
+        end_bytes_ = end * row_bytes;
+        block_ = {};
         return true;
     }
     void finish() override {
@@ -64,7 +65,8 @@ class array_elements final : public element_stream {
     std::shared_ptr<const input_file> file_;
     pinflow::dtype dtype_;
     shape_vector shape_;
-    std::uint64_t size_bytes_;  ///< up to the last element that is read
+    std::uint64_t size_bytes_;
+    std::uint64_t end_bytes_ = size_bytes_;  ///< of what is read
     swap_plan swap_;
     strided_reader reader_;
     scratch_memory scratch_;
@@ -82,11 +84,11 @@ void array_elements::read(std::span<std::byte> destination) {
         throw invalid_argument(fmt::format("{} bytes are not a whole number of elements of {} bytes",
                                            destination.size(), dtype_.size_bytes()));
     }
-    if (destination.size() > size_bytes_ - std::min(position_bytes_, size_bytes_)) {
+    if (destination.size() > end_bytes_ - std::min(position_bytes_, end_bytes_)) {
         throw invalid_argument(fmt::format(
             "cannot read {} bytes at byte {} of an array of shape {}: its part that is read ends at "
             "byte {}",
-            destination.size(), position_bytes_, to_string(shape_), size_bytes_));
+            destination.size(), position_bytes_, to_string(shape_), end_bytes_));
     }
     if (!in_blocks_) {
         read_now(position_bytes_, destination);
@@ -105,7 +107,7 @@ void array_elements::read(std::span<std::byte> destination) {
 
 void array_elements::read_block() {
     const std::uint64_t end = reader_.block_end(position_bytes_, max_block_bytes_);
-    const std::uint64_t size_bytes = std::min(end, size_bytes_) - position_bytes_;
+    const std::uint64_t size_bytes = std::min(end, end_bytes_) - position_bytes_;
     if (block_memory_.size_bytes() < size_bytes) {
         block_memory_ = {};  // release it before allocating the larger one
         block_memory_ = memory_region::anonymous(size_bytes);

@@ -190,4 +190,10 @@ void run_in_parallel(std::size_t count, const std::function<void(std::size_t)>& 
     tbb::this_task_arena::isolate([&] { tbb::parallel_for(std::size_t{0}, count, work, context); });
 }
 
+void run_serially(const std::function<void()>& work) {
+    if (worker_pool::process().is_forked()) return work();  // which is serial there
+    tbb::task_arena alone(1);
+    alone.execute(work);
+}
+
 }  // namespace pinflow::detail

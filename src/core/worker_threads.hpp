@@ -45,4 +45,7 @@ void start_worker_threads();
 /// in the parent, the calling thread makes all calls. Throws what one of the calls throws.
 void run_in_parallel(std::size_t count, const std::function<void(std::size_t)>& work);
 
+/// Calls `work`, in which run_in_parallel uses the calling thread only. Throws what it throws.
+void run_serially(const std::function<void()>& work);
+
 }  // namespace pinflow::detail

@@ -53,6 +53,13 @@ bool can_convert(const opened_tensors& opened, const load_job& job, const pinflo
     return is_multiple(reinterpret_cast<std::uintptr_t>(job.destination), type_of(opened, job).size_bytes());
 }
 
+bool can_move(const opened_tensors& opened, const load_job& job) {
+    const std::uint64_t element_bytes = type_of(opened, job).size_bytes();
+    const auto long_axes = std::ranges::count_if(opened.stored[job.tensor].shape, is_long);
+    return moved_type_of(element_bytes) && long_axes <= device_conversion::max_axes &&
+           is_multiple(reinterpret_cast<std::uintptr_t>(job.destination), element_bytes);
+}
+
 device_conversion conversion_of(const opened_tensors& opened, const load_job& job, const load_piece& piece,
                                 const std::byte* staged, std::byte* memory) {
     const stored_tensor& stored = opened.stored[job.tensor];

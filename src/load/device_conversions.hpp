@@ -16,7 +16,10 @@ bool needs_conversion(const opened_tensors& opened, const load_job& job);
 /// is aligned. The CPU would take longer than the link.
 bool can_convert(const opened_tensors& opened, const load_job& job, const pinflow::device& device);
 
-/// The conversion of a piece of such a job.
+/// Whether a GPU can move the elements of a job, as delivered, to any places of its memory.
+bool can_move(const opened_tensors& opened, const load_job& job);
+
+/// The conversion of a piece of a job that the device converts.
 /// @param staged as read from the file
 /// @param memory where the job begins in device memory
 device_conversion conversion_of(const opened_tensors& opened, const load_job& job, const load_piece& piece,

@@ -106,10 +106,15 @@ std::byte* load_run::wait_for_block(std::size_t block) {
     return addresses_[block];
 }
 
-std::byte* load_run::target_of(const load_piece& piece) {
-    const load_job& job = plan_.jobs[piece.job];
+/// Where a job begins in memory, once it has been allocated. Null if the load is stopped.
+std::byte* load_run::start_of(const load_job& job) {
     std::byte* const address = wait_for_block(job.block);
-    return address == nullptr ? nullptr : address + job.block_offset_bytes + piece.begin_bytes;
+    return address == nullptr ? nullptr : address + job.block_offset_bytes;
+}
+
+std::byte* load_run::target_of(const load_piece& piece) {
+    std::byte* const start = start_of(plan_.jobs[piece.job]);
+    return start == nullptr ? nullptr : start + piece.begin_bytes;
 }
 
 }  // namespace pinflow::detail

@@ -11,6 +11,7 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
+#include "src/load/chunk_boxes.hpp"
 #include "src/rows/link_profile.hpp"
 
 namespace pinflow::detail {
@@ -61,9 +62,13 @@ class planner {
                     fmt::format("cannot load {} to a GPU: each of its elements has {} bytes, and at most {} "
                                 "can be decoded",
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
-            if (opened_.stored[job.tensor].is_fortran_order) ++plan_.fortran_count;
-            decoded_.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1, .is_decoded = true});
-            plan_.pieces.push_back({.job = index, .size_bytes = job.size_bytes});
+            const stored_tensor& stored = opened_.stored[job.tensor];
+            if (stored.is_fortran_order) ++plan_.fortran_count;
+            std::uint64_t chunk_bytes = stored.dtype->size_bytes();
+            for (const std::uint64_t length : stored.chunk_shape)
+                chunk_bytes *= length;
+            plan_.max_chunk_bytes = std::max(plan_.max_chunk_bytes, chunk_bytes);
+            add_decoded(index);
         } else if (std::max(job.size_bytes, staged_bytes_of(opened_, job, job.size_bytes)) >=
                    min_own_block_bytes) {
             add_pieces(index, bytes_before);
@@ -83,6 +88,51 @@ class planner {
     }
 
  private:
+    /// Makes units of parts along axis 0, if the tensor can be decoded in parts. Each fits into a staging
+    /// buffer, if a part can be as small.
+    void add_decoded(std::uint32_t index) {
+        const load_job& job = plan_.jobs[index];
+        if (is_decoded_in_boxes(opened_, job, device_)) {
+            return for_each_box(opened_, job, [&](std::uint64_t begin_bytes, std::uint64_t size_bytes) {
+                decoded_.push_back({.first_piece = plan_.pieces.size(),
+                                    .piece_count = 1,
+                                    .is_decoded = true,
+                                    .is_box = true});
+                plan_.pieces.push_back({.job = index, .begin_bytes = begin_bytes, .size_bytes = size_bytes});
+            });
+        }
+        const stored_tensor& stored = opened_.stored[job.tensor];
+        const bool has_rows = job.slice != nullptr && job.slice->axis == 0;
+        const std::uint64_t first = has_rows ? job.slice->begin : 0;
+        const std::uint64_t end = has_rows ? job.slice->end : stored.shape.empty() ? 1 : stored.shape[0];
+        const std::uint64_t row_bytes = job.size_bytes / (end - first);
+        std::uint64_t step = end;
+        if (stored.part_rows != 0) {
+            const std::uint64_t cost_bytes = std::max(row_bytes, decoded_row_bytes(job));
+            step = std::max<std::uint64_t>(load_unit_bytes / cost_bytes / stored.part_rows, 1) *
+                   stored.part_rows;
+        }
+        for (std::uint64_t row = first; row < end;) {
+            const std::uint64_t next = std::min((row / step + 1) * step, end);
+            decoded_.push_back({.first_piece = plan_.pieces.size(), .piece_count = 1, .is_decoded = true});
+            plan_.pieces.push_back({.job = index,
+                                    .begin_bytes = (row - first) * row_bytes,
+                                    .size_bytes = (next - row) * row_bytes});
+            row = next;
+        }
+    }
+
+    /// Bytes that are decoded for each index of axis 0: those of all chunks with elements of the slice.
+    std::uint64_t decoded_row_bytes(const load_job& job) const {
+        const stored_tensor& stored = opened_.stored[job.tensor];
+        const std::uint64_t whole_bytes = stored.size_bytes / stored.shape[0];
+        if (job.slice == nullptr || job.slice->axis == 0) return whole_bytes;
+        const std::uint64_t length = stored.shape[job.slice->axis];
+        const std::uint64_t chunk = stored.chunk_shape.empty() ? 1 : stored.chunk_shape[job.slice->axis];
+        const std::uint64_t end = std::min(rounded_up(job.slice->end, chunk), length);
+        return whole_bytes / length * (end - job.slice->begin / chunk * chunk);
+    }
+
     /// Makes units of one piece each. For a GPU, pieces of a slice that is not cast consist of whole runs, or
     /// lie within one.
     void add_pieces(std::uint32_t index, std::uint64_t bytes_before) {
@@ -316,21 +366,14 @@ const std::byte* opened_tensors::pages_of(std::size_t file) const {
     return pages->data();
 }
 
-std::unique_ptr<element_file> opened_tensors::take_elements(std::size_t file) const {
+const element_file& opened_tensors::elements_of(std::size_t file) const {
+    decoded_file* found = nullptr;
     {
-        const std::scoped_lock lock(elements_mutex_);
-        if (auto kept = elements_.extract(file)) return std::move(kept.mapped());
+        const std::scoped_lock lock(decoded_files_mutex_);
+        found = &decoded_files_[file];
     }
-    return open_elements(absolute_paths[file]);
-}
-
-void opened_tensors::give_back(std::size_t file, std::unique_ptr<element_file> elements) const noexcept {
-    try {
-        const std::scoped_lock lock(elements_mutex_);
-        elements_.emplace(file, std::move(elements));
-    } catch (const std::bad_alloc&) {
-        return;  // it is opened again
-    }
+    std::call_once(found->opened, [&] { found->elements = open_elements(absolute_paths[file]); });
+    return *found->elements;
 }
 
 load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device) {

@@ -41,6 +41,10 @@ struct stored_tensor {
     std::uint8_t word_bytes = 1;    ///< of the numbers, if they are stored big-endian: 2, 4 or more
     bool has_no_name = false;       ///< in the file, which is a .npy file
     bool is_fortran_order = false;  ///< with several long axes, and not compressed
+    /// Parts along axis 0 that begin at multiples of this index may be decoded by themselves. 0: only the
+    /// whole tensor may.
+    std::uint64_t part_rows = 0;
+    std::span<const std::uint64_t> chunk_shape;  ///< of a dataset in chunks; empty for other tensors
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 
@@ -85,19 +89,21 @@ struct opened_tensors {
     /// The first byte of a file, which the first call maps as a whole, until the files are closed. Null if it
     /// cannot be mapped, or if loaded tensors have many mappings. Thread-safe.
     const std::byte* pages_of(std::size_t file) const;
-    /// A file whose tensors must be decoded: one that was given back, or opened now by its path. It is for
-    /// one thread at a time. Thread-safe.
-    std::unique_ptr<element_file> take_elements(std::size_t file) const;
-    /// Keeps it for later loads. Thread-safe.
-    void give_back(std::size_t file, std::unique_ptr<element_file> elements) const noexcept;
+    /// A file whose tensors must be decoded. It is opened by its path when it is first asked for.
+    /// Thread-safe.
+    const element_file& elements_of(std::size_t file) const;
 
  private:
     mutable std::once_flag by_name_made_;
     mutable std::unordered_map<std::string_view, std::size_t> by_name_;
     mutable std::mutex pages_mutex_;
     mutable std::map<std::size_t, std::shared_ptr<const mapped_file>> pages_;  ///< null: cannot be mapped
-    mutable std::mutex elements_mutex_;
-    mutable std::multimap<std::size_t, std::unique_ptr<element_file>> elements_;  ///< that no thread uses
+    mutable std::mutex decoded_files_mutex_;
+    struct decoded_file {
+        std::once_flag opened;
+        std::unique_ptr<element_file> elements;
+    };
+    mutable std::map<std::size_t, decoded_file> decoded_files_;
 };
 
 struct file_position {
@@ -195,11 +201,12 @@ struct load_piece {
     std::uint64_t size_bytes = 0;
 };
 
-/// Work of one thread: pieces that fit into a staging buffer together, or one tensor that is decoded.
+/// Work of one thread: pieces that fit into a staging buffer together, or one piece that is decoded.
 struct load_unit {
     std::size_t first_piece = 0;
     std::size_t piece_count = 0;
     bool is_decoded = false;
+    bool is_box = false;      ///< of a dataset in chunks: see chunk_boxes.hpp
     bool reads_gaps = false;  ///< one piece of whole runs, which is read with the gaps between them
 };
 
@@ -225,7 +232,8 @@ struct load_plan {
     std::vector<mapped_range> mapped;  ///< for each file
     std::uint64_t total_bytes = 0;
     std::uint64_t mapped_bytes = 0;
-    std::size_t fortran_count = 0;  ///< of jobs of tensors in Fortran order
+    std::uint64_t max_chunk_bytes = 0;  ///< of datasets that are decoded
+    std::size_t fortran_count = 0;      ///< of jobs of tensors in Fortran order that are decoded
 
     std::span<const load_piece> pieces_of(const load_unit& unit) const {
         return std::span(pieces).subspan(unit.first_piece, unit.piece_count);

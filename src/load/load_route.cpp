@@ -5,11 +5,13 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 #include <vector>
 
 #include "pinflow/file.hpp"
 #include "src/core/enumerators.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/system.hpp"
 #include "src/device/page_releaser.hpp"
 #include "src/device/pin_limits.hpp"
@@ -109,6 +111,16 @@ unsigned default_threads(unsigned busy_cores) {
     return std::clamp(count_cores() - busy_cores, 1U, max_threads);
 }
 
+/// How many threads may decode at once: each needs memory for four chunks, one of them decoded, and all leave
+/// half of the available memory alone.
+unsigned max_decoding_threads(const load_plan& plan) {
+    constexpr std::uint64_t never_too_large = std::uint64_t{16} << 20;
+    if (plan.max_chunk_bytes <= never_too_large) return std::numeric_limits<unsigned>::max();
+    const std::uint64_t each_bytes = 4 * plan.max_chunk_bytes;
+    return static_cast<unsigned>(
+        std::clamp<std::uint64_t>(read_available_memory().size_bytes / 2 / each_bytes, 1, max_threads));
+}
+
 /// Whether so little is read, gathered and decoded that no thread is worth starting.
 bool is_small(const opened_tensors& opened, const load_plan& plan) {
     constexpr std::size_t max_decoded = 16;  // each takes some time, however small it is
@@ -169,11 +181,12 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
     const std::size_t units = std::min(plan.copyable.size() + plan.others.size(),
                                        decoded + plan.total_bytes / load_unit_bytes + min_threads);
-    chosen.threads_without_pages = count(threads, units);
+    chosen.threads_without_pages = count(std::min(threads, max_decoding_threads(plan)), units);
     if (chosen.route == load_route::copy) {
-        chosen.threads = count(threads, plan.others.size());
+        chosen.threads = count(std::min(threads, max_decoding_threads(plan)), plan.others.size());
     } else if (chosen.route == load_route::both && options.threads == 0) {
-        chosen.threads = count(default_threads(1), units);  // page-locking takes a core
+        // page-locking takes a core
+        chosen.threads = count(std::min(default_threads(1), max_decoding_threads(plan)), units);
     } else {
         chosen.threads = chosen.threads_without_pages;
     }

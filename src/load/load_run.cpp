@@ -7,7 +7,9 @@
 
 #include "pinflow/error.hpp"
 #include "src/core/system.hpp"
+#include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
+#include "src/load/chunk_boxes.hpp"
 #include "src/load/device_conversions.hpp"
 #include "src/load/load_streams.hpp"
 
@@ -133,12 +135,20 @@ void load_run::work_on_units(const std::function<void()>& after_each) {
         while (!stopped_) {
             const load_unit* const unit = queue_.take_for_thread();
             if (unit == nullptr) break;
-            if (is_on_host()) {
-                fill(*unit, reader);
-            } else if (unit->is_decoded) {
-                decode(*unit, reader, *buffers);
+            const auto work = [&] {
+                if (is_on_host()) {
+                    fill(*unit, reader);
+                } else if (unit->is_decoded) {
+                    decode(*unit, reader, *buffers);
+                } else {
+                    stage(*unit, reader, *buffers);
+                }
+            };
+            // while each thread has a unit to decode, none is divided among threads
+            if (unit->is_decoded && queue_.count_others() >= way_.threads) {
+                run_serially(work);
             } else {
-                stage(*unit, reader, *buffers);
+                work();
             }
             after_each();
         }
@@ -158,10 +168,13 @@ void load_run::fill(const load_unit& unit, tensor_reader& reader) {
         std::byte* const target = target_of(piece);
         if (target == nullptr) return;
         const load_job& job = plan_.jobs[piece.job];
-        if (unit.is_decoded) {
+        if (unit.is_box) {
+            reader.decode_box_on_host(piece, stopped_, start_of(job));
+            staged_bytes_ += piece.size_bytes;
+        } else if (unit.is_decoded) {
             std::byte* next = target;
             reader.decode(
-                job, load_unit_bytes, stopped_,
+                piece, load_unit_bytes, stopped_,
                 [&](std::uint64_t size_bytes) { return std::exchange(next, next + size_bytes); },
                 [&](std::uint64_t, std::span<const std::byte> filled) { staged_bytes_ += filled.size(); });
         } else {
@@ -185,9 +198,8 @@ void load_run::stage(const load_unit& unit, tensor_reader& reader, load_buffers&
         const load_job& job = plan_.jobs[piece.job];
         std::byte* const target = target_of(piece);
         if (job.is_converted_by_device) {
-            device_.backend().convert_to_device(
-                conversion_of(opened_, job, piece, side, target - piece.begin_bytes),
-                copies_.native_handle());
+            device_.backend().convert_to_device(conversion_of(opened_, job, piece, side, start_of(job)),
+                                                copies_.native_handle());
             continue;
         }
         copy_range* const last = copies.empty() ? nullptr : &copies.back();
@@ -235,9 +247,20 @@ void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers
     const load_piece& piece = plan_.pieces_of(unit).front();
     std::byte* target = target_of(piece);
     if (target == nullptr) return;
+    if (unit.is_box) {
+        load_buffer& box = buffers.next();
+        reader.decode_box(piece, stopped_, box.host.bytes().first(piece.size_bytes));
+        if (stopped_) return;
+        device_.backend().convert_to_device(placement_of(opened_, plan_.jobs[piece.job], piece,
+                                                         box.host.data(), start_of(plan_.jobs[piece.job])),
+                                            copies_.native_handle());
+        box.copied.record(copies_);
+        staged_bytes_ += piece.size_bytes;
+        return;
+    }
     load_buffer* buffer = nullptr;
     reader.decode(
-        plan_.jobs[piece.job], load_unit_bytes, stopped_,
+        piece, load_unit_bytes, stopped_,
         [&](std::uint64_t) {
             buffer = &buffers.next();
             return buffer->host.data();

@@ -72,6 +72,7 @@ class load_run {
     void stage_here(const load_piece& piece);
     load_buffers* own_buffers();
     std::size_t block_of(const load_piece& piece) const { return plan_.jobs[piece.job].block; }
+    std::byte* start_of(const load_job& job);
     std::byte* target_of(const load_piece& piece);
     std::byte* wait_for_block(std::size_t block);
     void allocate_block(std::size_t index);

@@ -109,6 +109,14 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
     return array.offset_bytes;
 }
 
+/// stored_tensor::part_rows. Parts of an array in Fortran order would be short runs of the file, and the
+/// element stream of a .npz member checks the checksum of all of it.
+std::uint64_t part_rows_of(const array_listing& array, file_format format) {
+    if (array.shape.empty() || format == file_format::npz || is_reordered(array)) return 0;
+    if (!array.chunk_shape.empty()) return std::min(array.chunk_shape[0], array.shape[0]);
+    return array.offset_bytes ? 1 : 0;
+}
+
 [[noreturn]] void refuse_second(const std::vector<std::filesystem::path>& paths, std::string_view name,
                                 std::size_t first_file, std::size_t second_file) {
     if (paths[first_file] == paths[second_file] && first_file != second_file)
@@ -168,6 +176,7 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
     if (!array.dtype) return add_refused(opened, file, std::move(array.name), array.reason);
     const std::optional<std::uint64_t> offset_bytes = raw_offset(array, *opened.files[file]);
     const std::uint64_t word_bytes = array.dtype->is_little_endian() ? 1 : array.dtype->swap_size_bytes();
+    const std::uint64_t part_rows = part_rows_of(array, format);
     if (!array.dtype->is_little_endian()) array.dtype = array.dtype->little_endian();
     const array_listing& kept = opened.listings.emplace_back(std::move(array));
     opened.stored.push_back({.name = kept.name,
@@ -178,7 +187,9 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .file = static_cast<std::uint32_t>(file),
                              .word_bytes = static_cast<std::uint8_t>(word_bytes),
                              .has_no_name = is_npy,
-                             .is_fortran_order = kept.offset_bytes && is_reordered(kept)});
+                             .is_fortran_order = kept.offset_bytes && is_reordered(kept),
+                             .part_rows = part_rows,
+                             .chunk_shape = kept.chunk_shape});
 }
 
 /// Adds the aliases of all tensors, but not those that have the name of another tensor or alias.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -26,18 +27,13 @@ constexpr std::uint64_t read_ahead_bytes = 1 << 20;
 constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
 /// Copying a longer run from a page is no faster than reading it, as the page must be mapped first.
 constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
-/// Memory for decoding chunks, of each thread.
+/// Memory for decoding, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
+/// The same for datasets in large chunks.
+constexpr std::uint64_t max_decoding_memory_bytes = std::uint64_t{32} << 20;
 /// Memory of up to 16 threads for tensors in Fortran order. The more rows a block has, the longer are the
 /// runs that are read: 4 KiB of each column of floats, if 1024 rows fit.
 constexpr std::uint64_t reordering_memory_bytes = std::uint64_t{256} << 20;
-
-/// The memory of one thread for decoding a tensor.
-std::uint64_t memory_for(const load_plan& plan, const stored_tensor& stored) {
-    if (!stored.is_fortran_order) return decoding_memory_bytes;
-    constexpr std::uint64_t max_shares = reordering_memory_bytes / decoding_memory_bytes;
-    return reordering_memory_bytes / std::clamp<std::uint64_t>(plan.fortran_count, 1, max_shares);
-}
 
 }  // namespace
 
@@ -52,11 +48,6 @@ thread_descriptor::thread_descriptor(const input_file& file) : shared_(file.leas
 
 thread_descriptor::~thread_descriptor() {
     if (own_ >= 0) system::close(own_);
-}
-
-tensor_reader::~tensor_reader() {
-    for (auto& [file, elements] : decoded_files_)
-        if (elements) opened_.give_back(file, std::move(elements));
 }
 
 const thread_descriptor& tensor_reader::descriptor_of(std::size_t file) {
@@ -131,7 +122,7 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         return;
     }
     const byte_runs runs = runs_of(opened_, job);
-    if (copies_short_runs_ && copy_runs(job, runs, begin_bytes, destination)) return;
+    if (is_on_host_ && copy_runs(job, runs, begin_bytes, destination)) return;
     if (!reads_and_drops_gaps(runs)) return read_runs(job, begin_bytes, destination);
     const std::uint64_t joined_runs = std::max<std::uint64_t>(max_joined_read_bytes / runs.stride_bytes, 1);
     while (!destination.empty()) {
@@ -218,11 +209,24 @@ void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
     }
 }
 
-void tensor_reader::begin_decoding(const load_job& job) {
+/// The memory for decoding a job.
+std::uint64_t tensor_reader::memory_for(const load_job& job) const {
     const stored_tensor& stored = opened_.stored[job.tensor];
-    auto& file = decoded_files_[stored.file];
-    if (!file) file = opened_.take_elements(stored.file);
-    stream_ = file->stream(stored.has_no_name ? std::string_view() : stored.name, memory_for(plan_, stored));
+    if (stored.is_fortran_order) {
+        constexpr std::uint64_t max_shares = reordering_memory_bytes / decoding_memory_bytes;
+        return reordering_memory_bytes / std::clamp<std::uint64_t>(plan_.fortran_count, 1, max_shares);
+    }
+    if (stored.part_rows == 0) return decoding_memory_bytes;
+    // half of it for the smallest part, so that no chunk is decoded twice
+    const std::uint64_t part_bytes = stored.size_bytes / stored.shape[0] * stored.part_rows;
+    return std::clamp(2 * part_bytes, decoding_memory_bytes, max_decoding_memory_bytes);
+}
+
+void tensor_reader::open_stream(const load_job& job) {
+    const stored_tensor& stored = opened_.stored[job.tensor];
+    const std::string_view name = stored.has_no_name ? std::string_view() : stored.name;
+    stream_job_ = nullptr;
+    stream_ = opened_.elements_of(stored.file).stream(name, memory_for(job));
     // the file was opened by its path, now or for an earlier load
     const bool is_same = stream_->dtype() == stored_type_of(opened_, job) &&
                          std::ranges::equal(stream_->shape(), stored.shape);
@@ -232,10 +236,105 @@ void tensor_reader::begin_decoding(const load_job& job) {
             "of {}, and now has {} and {}",
             opened_.paths[stored.file].string(), quote(stored.name), to_string(stored.shape),
             stored_type_of(opened_, job).descr(), to_string(stream_->shape()), stream_->dtype().descr()));
+    stream_job_ = &job;
+}
+
+/// Throws for a stream that delivers no parts of a tensor, as it did when the file was opened.
+void tensor_reader::refuse_other_format(const load_job& job) const {
+    const stored_tensor& stored = opened_.stored[job.tensor];
+    opened_.files[stored.file]->check_unchanged();
+    throw data_changed(fmt::format("'{}' has changed since it was opened: {} is stored in another way",
+                                   opened_.paths[stored.file].string(), quote(stored.name)));
+}
+
+void tensor_reader::begin_decoding(const load_piece& piece) {
+    const load_job& job = plan_.jobs[piece.job];
+    const stored_tensor& stored = opened_.stored[job.tensor];
+    const bool is_part = piece.size_bytes != job.size_bytes;
+    if (!is_part || stream_job_ != &job) open_stream(job);
+    const bool selects_rows = job.slice != nullptr && job.slice->axis == 0;
+    delivers_piece_alone_ = job.slice == nullptr;
+    is_all_read_ = true;
     position_bytes_ = 0;
     done_bytes_ = 0;
-    delivers_job_alone_ =
-        job.slice == nullptr || stream_->select(job.slice->axis, job.slice->begin, job.slice->end);
+    if (is_part || selects_rows) {
+        const std::uint64_t row_count = selects_rows ? job.slice->end - job.slice->begin : stored.shape[0];
+        const std::uint64_t row_bytes = job.size_bytes / row_count;
+        const std::uint64_t first = (selects_rows ? job.slice->begin : 0) + piece.begin_bytes / row_bytes;
+        if (stream_->select(0, first, first + piece.size_bytes / row_bytes)) {
+            is_all_read_ = false;
+            delivers_piece_alone_ = job.slice == nullptr || selects_rows;
+            position_bytes_ = first * (stored.size_bytes / stored.shape[0]);
+        } else if (is_part) {
+            refuse_other_format(job);
+        }
+        done_bytes_ = piece.begin_bytes / type_of(opened_, job).size_bytes() *
+                      stored_type_of(opened_, job).size_bytes();
+    }
+    if (job.slice != nullptr && !selects_rows &&
+        stream_->select(job.slice->axis, job.slice->begin, job.slice->end)) {
+        is_all_read_ = false;
+        delivers_piece_alone_ = true;
+    }
+}
+
+void tensor_reader::decode_box(const load_piece& piece, const std::atomic<bool>& stopped,
+                               std::span<std::byte> destination) {
+    stopped_ = &stopped;
+    const load_job& job = plan_.jobs[piece.job];
+    naming_changes(job, [&] {
+        if (stream_job_ != &job) open_stream(job);
+        const element_box box = box_of(opened_, job, piece);
+        if (job.is_cast()) {
+            const dtype& stored_type = stored_type_of(opened_, job);
+            const std::uint64_t count = element_count(box.lengths);
+            const std::uint64_t stored_bytes = count * stored_type.size_bytes();
+            std::byte* const stored = cast_scratch_.reserve(stored_bytes);
+            read_box(job, box, {stored, stored_bytes});
+            cast_elements(stored_type, stored, *job.cast, destination.data(), count);
+        } else {
+            read_box(job, box, destination);
+        }
+        if (!stopped) stream_->finish();
+    });
+}
+
+void tensor_reader::decode_box_on_host(const load_piece& piece, const std::atomic<bool>& stopped,
+                                       std::byte* memory) {
+    const load_job& job = plan_.jobs[piece.job];
+    if (is_contiguous(box_of(opened_, job, piece), shape_of(opened_, job)))
+        return decode_box(piece, stopped, {memory + piece.begin_bytes, piece.size_bytes});
+    std::byte* const decoded = box_scratch_.reserve(piece.size_bytes);
+    decode_box(piece, stopped, {decoded, piece.size_bytes});
+    if (!stopped) place_on_host(opened_, job, piece, decoded, memory);
+}
+
+void tensor_reader::read_box(const load_job& job, const element_box& box, std::span<std::byte> destination) {
+    const stored_tensor& stored = opened_.stored[job.tensor];
+    const auto select = [&](std::size_t axis) {
+        return stream_->select(axis, box.first[axis], box.first[axis] + box.lengths[axis]);
+    };
+    std::size_t selected = 0;
+    while (selected < stored.shape.size() && select(selected))
+        ++selected;
+    if (selected == stored.shape.size()) return stream_->read(destination);
+    // a dataset whose chunks have not been written as expected: run by run along the last axis
+    if (selected == 0) refuse_other_format(job);
+    const std::uint64_t element_bytes = stored_type_of(opened_, job).size_bytes();
+    const std::uint64_t run_bytes = box.lengths.back() * element_bytes;
+    position_bytes_ = box.first[0] * (stored.size_bytes / stored.shape[0]);
+    for (std::uint64_t run = 0; !destination.empty() && !*stopped_; ++run) {
+        std::uint64_t begin = box.first.back(), item = 1, rest = run;
+        for (std::size_t axis = stored.shape.size() - 1; axis-- > 0; rest /= box.lengths[axis]) {
+            item *= stored.shape[axis + 1];
+            begin += (box.first[axis] + rest % box.lengths[axis]) * item;
+        }
+        begin *= element_bytes;
+        if (begin > position_bytes_) skip(begin - position_bytes_);
+        stream_->read(destination.first(run_bytes));
+        position_bytes_ = begin + run_bytes;
+        destination = destination.subspan(run_bytes);
+    }
 }
 
 void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destination) {
@@ -249,7 +348,7 @@ void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destin
 }
 
 void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> destination) {
-    if (delivers_job_alone_) return stream_->read(destination);
+    if (delivers_piece_alone_) return stream_->read(destination);
     const byte_runs runs = runs_of(opened_, job);
     while (!destination.empty()) {
         const std::uint64_t in_run = done_bytes_ % runs.size_bytes;
@@ -279,11 +378,15 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
     }
 }
 
-void tensor_reader::finish_decoding(const load_job& job) {
+void tensor_reader::finish_decoding(const load_piece& piece) {
+    const load_job& job = plan_.jobs[piece.job];
     const stored_tensor& whole = opened_.stored[job.tensor];
-    if (!delivers_job_alone_ && position_bytes_ < whole.size_bytes) skip(whole.size_bytes - position_bytes_);
+    if (is_all_read_ && !delivers_piece_alone_ && position_bytes_ < whole.size_bytes)
+        skip(whole.size_bytes - position_bytes_);
     if (!*stopped_) stream_->finish();
+    if (piece.size_bytes != job.size_bytes) return;  // the next piece may be of the same job
     stream_.reset();
+    stream_job_ = nullptr;
 }
 
 }  // namespace pinflow::detail

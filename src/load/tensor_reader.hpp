@@ -14,6 +14,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/strided_reader.hpp"
+#include "src/load/chunk_boxes.hpp"
 #include "src/load/load_plan.hpp"
 
 namespace pinflow::detail {
@@ -38,13 +39,12 @@ class thread_descriptor {
 /// thread.
 class tensor_reader {
  public:
-    /// @param copies_short_runs whether short runs of slices are copied from the file's pages, if they are in
-    /// the page cache and the fault guard is installed. They are read otherwise.
-    tensor_reader(const opened_tensors& opened, const load_plan& plan, bool copies_short_runs = false)
-        : opened_(opened), plan_(plan), copies_short_runs_(copies_short_runs) {}
+    /// @param is_on_host whether elements go to memory of the host device. Short runs of slices are then
+    /// copied from the file's pages, if they are in the page cache and the fault guard is installed.
+    tensor_reader(const opened_tensors& opened, const load_plan& plan, bool is_on_host = false)
+        : opened_(opened), plan_(plan), is_on_host_(is_on_host) {}
     tensor_reader(const tensor_reader&) = delete;
     tensor_reader& operator=(const tensor_reader&) = delete;
-    ~tensor_reader();
 
     /// Fills `destination` with the bytes of a job from `begin_bytes` on. The job must not be decoded. If the
     /// job is cast, `begin_bytes` and the size of `destination` must be multiples of an element.
@@ -59,39 +59,57 @@ class tensor_reader {
     /// @throws data_changed, system_failure.
     void read_range(std::size_t file, std::uint64_t offset_bytes, std::span<std::byte> destination);
 
-    /// Decodes a job from its beginning to its end, unless `stopped` becomes true. Calls
-    /// next_buffer(size_bytes) for memory of `piece_bytes` at most, or of one element if that is larger,
-    /// fills it, and calls take(begin_bytes, filled) with it.
+    /// Decodes a piece: a job, or whole rows of it, unless `stopped` becomes true. Calls
+    /// next_buffer(size_bytes) for memory of `buffer_bytes` at most, or of one element if that is larger,
+    /// fills it, and calls take(begin_bytes, filled) with it, counted from the beginning of the piece.
     /// @throws format_error, data_changed, system_failure.
     template <typename NextBuffer, typename Take>
-    void decode(const load_job& job, std::uint64_t piece_bytes, const std::atomic<bool>& stopped,
+    void decode(const load_piece& piece, std::uint64_t buffer_bytes, const std::atomic<bool>& stopped,
                 NextBuffer next_buffer, Take take) {
+        naming_changes(plan_.jobs[piece.job],
+                       [&] { decode_buffers(piece, buffer_bytes, stopped, next_buffer, take); });
+    }
+
+    /// Decodes a box of a dataset in chunks to `destination`, in C order.
+    /// @throws as `decode`.
+    void decode_box(const load_piece& piece, const std::atomic<bool>& stopped,
+                    std::span<std::byte> destination);
+    /// Decodes a box to where it belongs in host memory.
+    /// @param memory where the job begins
+    /// @throws as `decode`.
+    void decode_box_on_host(const load_piece& piece, const std::atomic<bool>& stopped, std::byte* memory);
+
+ private:
+    /// Calls decode(). @throws what it throws, but data_changed for a changed file, which looks like a
+    /// damaged one.
+    template <typename Decode>
+    void naming_changes(const load_job& job, Decode decode) {
         try {
-            decode_pieces(job, piece_bytes, stopped, next_buffer, take);
+            decode();
         } catch (const format_error&) {
-            opened_.files[opened_.stored[job.tensor].file]->check_unchanged();  // changes look like damage
+            opened_.files[opened_.stored[job.tensor].file]->check_unchanged();
             throw;
         }
     }
 
- private:
     template <typename NextBuffer, typename Take>
-    void decode_pieces(const load_job& job, std::uint64_t piece_bytes, const std::atomic<bool>& stopped,
-                       NextBuffer next_buffer, Take take) {
+    void decode_buffers(const load_piece& piece, std::uint64_t buffer_bytes, const std::atomic<bool>& stopped,
+                        NextBuffer next_buffer, Take take) {
         stopped_ = &stopped;
-        begin_decoding(job);
+        const load_job& job = plan_.jobs[piece.job];
+        begin_decoding(piece);
         const std::uint64_t element_bytes = type_of(opened_, job).size_bytes();
         const std::uint64_t whole_bytes =
-            std::max(piece_bytes / element_bytes * element_bytes, element_bytes);
-        for (std::uint64_t begin = 0; begin < job.size_bytes; begin += whole_bytes) {
+            std::max(buffer_bytes / element_bytes * element_bytes, element_bytes);
+        for (std::uint64_t begin = 0; begin < piece.size_bytes; begin += whole_bytes) {
             if (stopped) return;
-            const std::uint64_t size_bytes = std::min(whole_bytes, job.size_bytes - begin);
+            const std::uint64_t size_bytes = std::min(whole_bytes, piece.size_bytes - begin);
             std::byte* const buffer = next_buffer(size_bytes);
             decode_next(job, {buffer, size_bytes});
             if (stopped) return;
             take(begin, std::span<const std::byte>(buffer, size_bytes));
         }
-        finish_decoding(job);
+        finish_decoding(piece);
     }
 
     void read_stored(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
@@ -99,24 +117,30 @@ class tensor_reader {
                    std::span<std::byte> destination);
     void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
     const thread_descriptor& descriptor_of(std::size_t file);
-    void begin_decoding(const load_job& job);
+    [[noreturn]] void refuse_other_format(const load_job& job) const;
+    void begin_decoding(const load_piece& piece);
+    std::uint64_t memory_for(const load_job& job) const;
+    void open_stream(const load_job& job);
+    void read_box(const load_job& job, const element_box& box, std::span<std::byte> destination);
     void decode_next(const load_job& job, std::span<std::byte> destination);
     void decode_stored(const load_job& job, std::span<std::byte> destination);
     void skip(std::uint64_t size_bytes);
-    void finish_decoding(const load_job& job);
+    void finish_decoding(const load_piece& piece);
 
     const opened_tensors& opened_;
     const load_plan& plan_;
-    bool copies_short_runs_;
+    bool is_on_host_;
     scratch_memory cast_scratch_;
     scratch_memory read_scratch_;
+    scratch_memory box_scratch_;
     std::map<std::size_t, thread_descriptor> descriptors_;  ///< of one file
     std::optional<std::size_t> last_file_;                  ///< that read_range has read
     unsigned reads_ = 0;                                    ///< of it, one after the other
-    std::map<std::size_t, std::unique_ptr<element_file>> decoded_files_;
-    // of the job that is being decoded
+    // of the piece that is decoded, or that was the last one
     std::unique_ptr<element_stream> stream_;
-    bool delivers_job_alone_ = true;  ///< whether the stream delivers no other elements than the job's
+    const load_job* stream_job_ = nullptr;
+    bool is_all_read_ = true;           ///< whether the stream delivers all elements of the tensor
+    bool delivers_piece_alone_ = true;  ///< whether it delivers no other elements than the piece's
     // for a stream that delivers others, too
     std::uint64_t position_bytes_ = 0;  ///< in the stored elements
     std::uint64_t done_bytes_ = 0;      ///< of the stored elements of the slice

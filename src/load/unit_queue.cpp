@@ -29,6 +29,11 @@ const load_unit* unit_queue::take_for_thread() {
     return &plan_.copyable[--end_];
 }
 
+std::size_t unit_queue::count_others() const {
+    const std::scoped_lock lock(mutex_);
+    return plan_.others.size() - next_other_;
+}
+
 bool unit_queue::is_empty() const {
     const std::scoped_lock lock(mutex_);
     return next_other_ == plan_.others.size() && front_ >= end_;
