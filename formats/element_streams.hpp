@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <span>
 #include <string_view>
 
 #include "pinflow/formats/listing.hpp"
@@ -31,6 +32,10 @@ class element_file {
     /// @throws as pinflow::open.
     virtual std::unique_ptr<element_stream> stream(std::string_view name,
                                                    std::uint64_t memory_bytes) const = 0;
+
+    /// Reads what the streams of several small arrays need, if that is faster together. What cannot be read
+    /// is left to the streams, which then throw.
+    virtual void prepare(std::span<const std::string_view> /*names*/) const {}
 };
 
 /// Opens a file of any supported format.

@@ -206,16 +206,40 @@ void open_file::check_same_file(const input_file& file, ::hid_t access) const {
 
 // ---- one dataset -----------------------------------------------------------------------------------------
 
+namespace {
+
+hdf5_description describe_in(const hdf5::open_file& opened, const input_file& file, std::string_view name) {
+    hdf5::link_access links;
+    const std::string path = hdf5_path(name);
+    const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);
+    hdf5_description description = hdf5::describe(opened, dataset, path, hdf5::detail_wanted::all);
+    check_hdf5_description(description, file.size_bytes());
+    return description;
+}
+
+}  // namespace
+
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
+        return describe_in(hdf5::open_file(file, hdf5::default_chunk_cache_bytes), file, name);
+    });
+}
+
+std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,
+                                                     std::span<const std::string_view> names) {
+    return hdf5::naming(file, [&] {
+        const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
-        hdf5::link_access links;
-        const std::string path = hdf5_path(name);
-        const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);
-        hdf5_description description = hdf5::describe(opened, dataset, path, hdf5::detail_wanted::all);
-        check_hdf5_description(description, file.size_bytes());
-        return description;
+        std::vector<hdf5_description> descriptions;
+        for (const std::string_view name : names) {
+            try {
+                descriptions.push_back(describe_in(opened, file, name));
+            } catch (const error&) {
+                continue;  // whoever reads it will describe it again, and get the error
+            }
+        }
+        return descriptions;
     });
 }
 

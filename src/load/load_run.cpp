@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <string_view>
 #include <utility>
 
 #include "pinflow/error.hpp"
@@ -38,7 +40,22 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       own_reader_(opened, plan),
       queue_(plan) {
     queue_.start(way_.route);
+    prepare_files();
     if (!wants_pages()) start_threads(way_.threads);
+}
+
+/// Reads the metadata of small datasets in chunks.
+void load_run::prepare_files() const {
+    constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;
+    std::map<std::size_t, std::vector<std::string_view>> names;
+    for (const load_job& job : plan_.jobs) {
+        const stored_tensor& stored = opened_.stored[job.tensor];
+        if (job.is_decoded && !stored.chunk_shape.empty() && stored.size_bytes < small_bytes)
+            names[stored.file].push_back(stored.name);
+    }
+    for (const auto& [file, of_file] : names) {
+        if (of_file.size() > 1) opened_.elements_of(file).prepare(of_file);
+    }
 }
 
 /// Begins to register pages. If a file cannot be mapped, all files are staged, or, if the route `copy` was

@@ -52,6 +52,7 @@ class load_run {
     load_report report() const;
 
  private:
+    void prepare_files() const;
     void begin_pages();
     void start_threads(unsigned count) noexcept;
     void start_thread();

@@ -141,6 +141,62 @@ TEST_CASE("load: datasets of HDF5 files are tensors, and compressed ones are dec
     });
 }
 
+TEST_CASE("load: many compressed datasets of one HDF5 file are loaded, and a damaged one is refused") {
+    const temporary_folder folder;
+    const auto path = folder / "a.h5";
+    std::vector<model_tensor> tensors;
+    for (unsigned i = 0; i < 60; ++i)
+        tensors.push_back(random_tensor("group/" + std::to_string(i), dtype::of<float>(), {40, 1 + i}));
+    for (model_tensor& tensor : tensors) {
+        for (std::size_t i = 1; i < tensor.bytes.size(); i += 2)
+            tensor.bytes[i] = {};  // so that chunks can be compressed
+    }
+    try {
+        hdf5_writer writer(path);
+        for (const model_tensor& tensor : tensors) {
+            writer.begin({tensor.name, tensor.dtype, tensor.shape, 4});
+            writer.write(tensor.bytes);
+        }
+        writer.finish();
+    } catch (const format_not_built&) {
+        MESSAGE("skipped: this build has no HDF5");
+        return;
+    }
+    on_each_device([&](const device& device) {
+        const tensor_files files({path});
+        const loaded_tensors first = load_tensors(path, device);
+        const std::vector<tensor_request> requests = files.select({});
+        for (int repetition = 0; repetition < 2; ++repetition) {
+            const loaded_tensors again = files.load(requests, device);
+            for (const model_tensor& tensor : tensors) {
+                CHECK(bytes_of(first[tensor.name]) == tensor.bytes);
+                CHECK(bytes_of(again[tensor.name]) == tensor.bytes);
+            }
+        }
+    });
+    {
+        std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
+        file.seekp(static_cast<std::streamoff>(std::filesystem::file_size(path) / 4));
+        const std::vector<char> damage(3000, 'x');  // of several datasets
+        file.write(damage.data(), static_cast<std::streamsize>(damage.size()));
+    }
+    on_each_device([&](const device& device) {
+        CHECK_THROWS_AS(load_tensors(path, device), format_error);
+        unsigned whole = 0;
+        const tensor_files files({path});
+        for (const model_tensor& tensor : tensors) {
+            const std::vector<tensor_request> requests{{tensor.name}};
+            try {
+                whole += bytes_of(files.load(requests, device).tensors[0]) == tensor.bytes ? 1U : 0U;
+            } catch (const format_error&) {
+                continue;
+            }
+        }
+        CHECK(whole >= 50);
+        CHECK(whole < 60);
+    });
+}
+
 TEST_CASE("load: of a slice of a compressed HDF5 dataset only the chunks with its rows are decoded") {
     const temporary_folder folder;
     const auto path = folder / "a.h5";
