@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "pinflow/error.hpp"
-#include "src/core/system.hpp"
 #include "src/core/worker_threads.hpp"
 #include "src/device/backend.hpp"
 #include "src/load/chunk_boxes.hpp"
@@ -91,7 +90,7 @@ void load_run::start_threads(unsigned count) noexcept {
 
 /// Starts one thread, unless as many as wanted have been started.
 void load_run::start_thread() {
-    std::thread* started = nullptr;
+    load_thread* started = nullptr;
     {
         const std::scoped_lock lock(mutex_);
         if (stopped_ || started_threads_ >= wanted_threads_) return;
@@ -100,7 +99,7 @@ void load_run::start_thread() {
         ++running_;
     }
     try {
-        *started = system::start_thread("loads tensors", [this] { run_thread(); });
+        *started = load_thread([this] { run_thread(); });
     } catch (...) {
         const std::scoped_lock lock(mutex_);
         --started_threads_;
@@ -341,13 +340,13 @@ load_run::~load_run() {
 /// A thread is in the list before those that it starts, and has started them when it ends.
 void load_run::join_threads() noexcept {
     for (std::size_t i = 0;; ++i) {
-        std::thread* next = nullptr;
+        load_thread* next = nullptr;
         {
             const std::scoped_lock lock(mutex_);
             if (i == threads_.size()) return;
             next = &threads_[i];
         }
-        if (next->joinable()) next->join();
+        next->join();
     }
 }
 

@@ -12,7 +12,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "pinflow/memory.hpp"
@@ -22,6 +21,7 @@
 #include "src/load/load_route.hpp"
 #include "src/load/load_staging.hpp"
 #include "src/load/load_streams.hpp"
+#include "src/load/load_threads.hpp"
 #include "src/load/tensor_reader.hpp"
 #include "src/load/unit_queue.hpp"
 
@@ -121,7 +121,7 @@ class load_run {
     unsigned max_running_ = 0;
     unsigned waiting_ = 0;  ///< threads that wait for a block
     std::chrono::steady_clock::time_point said_;
-    std::deque<std::thread> threads_;  ///< an entry is empty if its thread could not start
+    std::deque<load_thread> threads_;  ///< an entry is empty if its thread could not start
 };
 
 }  // namespace pinflow::detail
