@@ -33,9 +33,9 @@ class element_file {
     virtual std::unique_ptr<element_stream> stream(std::string_view name,
                                                    std::uint64_t memory_bytes) const = 0;
 
-    /// Reads what the streams of several small arrays need, if that is faster together. What cannot be read
-    /// is left to the streams, which then throw.
-    virtual void prepare(std::span<const std::string_view> /*names*/) const {}
+    /// Names small arrays whose streams will follow, in about this order: `stream` then reads the metadata of
+    /// several of them in one pass.
+    virtual void expect(std::span<const std::string_view> /*names*/) const {}
 };
 
 /// Opens a file of any supported format.

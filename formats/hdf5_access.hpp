@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -27,10 +28,10 @@ class hdf5_access {
     /// Lists aliases as list_hdf5_aliases does. The default returns none.
     virtual std::vector<hdf5_alias> aliases(const input_file& /*file*/) { return {}; }
     virtual hdf5_description describe(const input_file& file, std::string_view name) = 0;
-    /// Describes several datasets faster than `describe` would, as describe_hdf5_datasets does. The default
-    /// describes none.
-    virtual std::vector<hdf5_description> describe_together(const input_file& /*file*/,
-                                                            std::span<const std::string_view> /*names*/) {
+    /// Describes several datasets, as describe_hdf5_datasets does. The default describes none.
+    virtual std::vector<hdf5_description> describe_several(const input_file& /*file*/,
+                                                           std::span<const std::string_view> /*names*/,
+                                                           std::size_t /*max_bytes*/) {
         return {};
     }
     /// Opens a reader for a dataset of `hdf5_storage::library`.

@@ -118,6 +118,11 @@ std::uint64_t payload_bytes(const hdf5_description& description) {
     return is_empty(description.shape) ? 0 : *bytes;
 }
 
+std::size_t memory_bytes(const hdf5_description& description) noexcept {
+    return sizeof(hdf5_description) + description.compact_data.size() +
+           description.chunks.size() * sizeof(hdf5_chunk);
+}
+
 std::optional<std::uint64_t> hdf5_grid_size(const shape_vector& shape,
                                             const shape_vector& chunk_shape) noexcept {
     std::uint64_t count = 1;

@@ -75,6 +75,9 @@ inline constexpr std::uint64_t hdf5_library_cache_bytes = std::uint64_t{64} << 2
 /// @throws format_error if they are 2^63 or more.
 std::uint64_t payload_bytes(const hdf5_description& description);
 
+/// The memory that a description takes.
+std::size_t memory_bytes(const hdf5_description& description) noexcept;
+
 /// The number of chunks in the grid; empty if there are 2^64 or more. The shapes must have the same rank, and
 /// no length of a chunk may be 0.
 std::optional<std::uint64_t> hdf5_grid_size(const shape_vector& shape,

@@ -271,18 +271,24 @@ std::vector<std::byte> serialize(std::span<const array_listing> listings) {
 
 namespace {
 
-/// Checks that the numbers of a listing, by which loads divide, fit each other.
+/// Checks that type, shape, size and chunk shape agree, because loads divide by them.
 /// @throws format_error.
 void check_listing(const array_listing& listing) {
     std::uint64_t size_bytes = listing.dtype->size_bytes();
-    bool fits = true;
+    bool is_consistent = true;
     for (const std::uint64_t length : listing.shape)
-        fits = fits && multiply(size_bytes, length, size_bytes);
+        is_consistent = is_consistent && multiply(size_bytes, length, size_bytes);
     const shape_vector& chunk = listing.chunk_shape;
-    if (!fits || size_bytes != listing.size_bytes ||
+    constexpr std::uint64_t max_chunk_bytes = (std::uint64_t{1} << 32) - 1;  // a limit of HDF5
+    std::uint64_t chunk_bytes = listing.dtype->size_bytes();
+    for (const std::uint64_t length : chunk)
+        is_consistent = is_consistent && multiply(chunk_bytes, length, chunk_bytes);
+    is_consistent =
+        is_consistent && (chunk.empty() || (chunk_bytes <= max_chunk_bytes && !listing.offset_bytes));
+    if (!is_consistent || size_bytes != listing.size_bytes ||
         (!chunk.empty() && chunk.size() != listing.shape.size()) ||
         std::ranges::find(chunk, 0U) != chunk.end())
-        fail(fmt::format("{} of shape {} and {} bytes, in chunks of shape {}, is no possible array",
+        fail(fmt::format("inconsistent listing of {}: shape {}, {} bytes, chunk shape {}",
                          quote(listing.name), to_string(listing.shape), listing.size_bytes,
                          to_string(chunk)));
 }

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <new>
 #include <system_error>
+#include <utility>
 
 #include "formats/hdf5_handles.hpp"
 #include "formats/hdf5_path.hpp"
@@ -227,14 +228,19 @@ hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view 
 }
 
 std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,
-                                                     std::span<const std::string_view> names) {
+                                                     std::span<const std::string_view> names,
+                                                     std::size_t max_bytes) {
     return hdf5::naming(file, [&] {
         const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
         std::vector<hdf5_description> descriptions;
+        std::size_t size_bytes = 0;
         for (const std::string_view name : names) {
             try {
-                descriptions.push_back(describe_in(opened, file, name));
+                hdf5_description description = describe_in(opened, file, name);
+                size_bytes += memory_bytes(description);
+                if (size_bytes > max_bytes) break;
+                descriptions.push_back(std::move(description));
             } catch (const error&) {
                 continue;  // whoever reads it will describe it again, and get the error
             }

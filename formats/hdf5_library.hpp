@@ -41,10 +41,11 @@ std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file);
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name);
 
 /// Describes several datasets, and opens the file only once, which takes longer than describing a small one.
-/// Those that cannot be described are left out.
+/// Leaves out those that cannot be described, and the rest when the descriptions take `max_bytes` of memory.
 /// @throws as describe_hdf5_dataset if the file cannot be opened.
 std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,
-                                                     std::span<const std::string_view> names);
+                                                     std::span<const std::string_view> names,
+                                                     std::size_t max_bytes);
 
 /// How to treat chunks for which no check can tell whether libhdf5 will fill them. A damaged szip chunk, for
 /// example, may leave part of libhdf5's buffer uninitialised.

@@ -246,7 +246,16 @@ class row_elements final : public block_elements {
 class absent_elements final : public block_elements {
  public:
     explicit absent_elements(const hdf5_dataset& dataset)
-        : block_elements(dataset), description_(dataset.description), swap_(description_->dtype) {}
+        : block_elements(dataset),
+          description_(dataset.description),
+          swap_(description_->dtype),
+          lengths_(shape()) {}
+
+    bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
+        lengths_[axis] = end - begin;
+        begin_again(element_count(lengths_) * dtype().size_bytes());
+        return true;
+    }
 
  protected:
     std::uint64_t item_bytes() const override { return description_->dtype.size_bytes(); }
@@ -262,6 +271,7 @@ class absent_elements final : public block_elements {
  private:
     std::shared_ptr<const hdf5_description> description_;
     swap_plan swap_;
+    shape_vector lengths_;  // along every axis: the number of indices that are delivered
 };
 
 /// Blocks that end where chunks do, as far as memory allows.

@@ -17,7 +17,7 @@
 #include "tests/load_backend.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Loads of HDF5 datasets in chunks, which several threads decode in parts or in boxes.
+// Loads of chunked HDF5 datasets, which several threads decode in parts or in boxes.
 
 using namespace pinflow;
 
@@ -59,7 +59,7 @@ void write_dataset(const std::filesystem::path& path, const model_tensor& tensor
     ::H5Fclose(file);
 }
 
-/// A tensor of floats that can be compressed, and that casts keep.
+/// A tensor of floats that can be compressed.
 model_tensor floats_of(const shape_vector& shape) {
     model_tensor tensor{"data", dtype::of<float>(), shape, {}};
     tensor.bytes.resize(element_count(shape) * sizeof(float));
@@ -81,7 +81,7 @@ std::vector<std::byte> as_doubles(std::span<const std::byte> floats) {
     return doubles;
 }
 
-/// The requests of the whole tensor and of slices, also with a cast, on both devices.
+/// Loads the tensor and slices of it, with and without a cast, to both devices, and checks them.
 void check_loads(const std::filesystem::path& path, const model_tensor& tensor, bool is_in_boxes) {
     const tensor_files files({path});
     for (tensor_request request : requests_of(tensor)) {
@@ -103,7 +103,7 @@ void check_loads(const std::filesystem::path& path, const model_tensor& tensor, 
 
 }  // namespace
 
-TEST_CASE("load: datasets in chunks arrive, whatever the shapes of chunks and dataset are") {
+TEST_CASE("load: chunked datasets are loaded, whatever the shapes of chunks and dataset are") {
     const temporary_folder folder;
     struct example {
         shape_vector shape;
@@ -133,7 +133,7 @@ TEST_CASE("load: datasets in chunks arrive, whatever the shapes of chunks and da
     }
 }
 
-TEST_CASE("load: datasets in chunks may be big-endian, and half written") {
+TEST_CASE("load: big-endian and partly written chunked datasets are loaded") {
     const temporary_folder folder;
     for (const bool is_in_boxes : {false, true}) {
         model_tensor tensor = floats_of(is_in_boxes ? shape_vector{70, 30'000} : shape_vector{3000, 600});
@@ -146,7 +146,7 @@ TEST_CASE("load: datasets in chunks may be big-endian, and half written") {
     }
 }
 
-TEST_CASE("load: a dataset of which no chunk was ever written arrives as its fill value") {
+TEST_CASE("load: a chunked dataset that was never written is loaded as its fill value") {
     const temporary_folder folder;
     model_tensor tensor = floats_of({70, 30'000});
     write_dataset(folder / "a.h5", tensor, {.chunk = {64, 512}, .content = written::nothing});
@@ -169,7 +169,7 @@ TEST_CASE("load: a damaged chunk of a dataset in boxes is refused") {
         CHECK_THROWS_AS(load_tensors(path, device), format_error);
 }
 
-TEST_CASE("load: a dataset that would be decoded in boxes arrives at a misaligned destination") {
+TEST_CASE("load: a chunked dataset is loaded to a misaligned destination") {
     const temporary_folder folder;
     const model_tensor tensor = floats_of({130, 110, 170});
     write_dataset(folder / "a.h5", tensor, {.chunk = {64, 64, 64}});
@@ -184,7 +184,7 @@ TEST_CASE("load: a dataset that would be decoded in boxes arrives at a misaligne
     CHECK(backend.converted_elements == 0);
 }
 
-TEST_CASE("load: many datasets in chunks, few of them large, arrive") {
+TEST_CASE("load: many chunked datasets, small and large, are loaded") {
     const temporary_folder folder;
     std::vector<std::filesystem::path> files;
     for (unsigned i = 0; i < 40; ++i) {

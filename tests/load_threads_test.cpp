@@ -1,6 +1,7 @@
 #include "src/load/load_threads.hpp"
 
 #include <doctest/doctest.h>
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,7 +23,7 @@ using pinflow::detail::load_thread;
 
 namespace {
 
-/// The system's number of a thread that has run some work.
+/// The thread ID of some work.
 ::pid_t id_of_one_thread() {
     std::atomic<::pid_t> id = 0;
     const load_thread thread([&] { id = ::gettid(); });
@@ -41,7 +42,7 @@ TEST_CASE("load threads: one load after another runs on one thread, which ends w
     for (int repetition = 0; repetition < 1000; ++repetition)
         threads.insert(id_of_one_thread());
     CHECK_FALSE(threads.contains(::gettid()));
-    CHECK(threads.size() < 20);  // a machine that stands still for 100 ms may end one
+    CHECK(threads.size() < 20);  // a stall of 100 ms may end a thread
     const auto are_running = [&] { return std::ranges::any_of(threads, is_running); };
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (are_running() && std::chrono::steady_clock::now() < end)
@@ -50,7 +51,7 @@ TEST_CASE("load threads: one load after another runs on one thread, which ends w
     CHECK(id_of_one_thread() != 0);
 }
 
-TEST_CASE("load threads: works that need each other run at the same time, however many they are") {
+TEST_CASE("load threads: works that wait for each other all run at once") {
     constexpr unsigned count = 40;
     for (int repetition = 0; repetition < 20; ++repetition) {
         std::atomic<unsigned> started = 0, ended = 0;
@@ -69,7 +70,7 @@ TEST_CASE("load threads: works that need each other run at the same time, howeve
     }
 }
 
-TEST_CASE("load threads: threads may start others, and several programs may load at once") {
+TEST_CASE("load threads: a thread may start another one, and several threads may load at once") {
     std::vector<std::thread> loaders;
     std::atomic<unsigned> done = 0;
     for (unsigned loader = 0; loader < 4; ++loader) {
@@ -90,8 +91,7 @@ TEST_CASE("load threads: threads may start others, and several programs may load
     CHECK(done == 1600);
 }
 
-TEST_CASE(
-    "load threads: a thread that the system refuses is an error, and no waiting one hides it from a test") {
+TEST_CASE("load threads: a thread that the system refuses is an error, even if another one is idle") {
     static_cast<void>(id_of_one_thread());
     {
         const seam::scoped_failure_hook hook([](seam::call what, std::string_view) {
@@ -100,6 +100,22 @@ TEST_CASE(
         CHECK_THROWS_AS(load_thread([] {}), pinflow::system_failure);
     }
     CHECK(id_of_one_thread() != 0);
+}
+
+TEST_CASE("load threads: a thread runs on the cores of its caller") {
+    static_cast<void>(id_of_one_thread());
+    ::cpu_set_t before, one, found;
+    REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
+    CPU_ZERO(&one);
+    for (int core = 0; CPU_COUNT(&one) == 0; ++core) {
+        if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
+    }
+    REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
+    load_thread([&] { ::sched_getaffinity(0, sizeof found, &found); }).join();
+    REQUIRE(::sched_setaffinity(0, sizeof before, &before) == 0);
+    CHECK(CPU_EQUAL(&found, &one));
+    load_thread([&] { ::sched_getaffinity(0, sizeof found, &found); }).join();
+    CHECK(CPU_EQUAL(&found, &before));
 }
 
 TEST_CASE("load threads: a forked process starts threads of its own") {

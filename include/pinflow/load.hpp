@@ -56,19 +56,19 @@ struct tensor_slice {
     std::uint64_t end = 0;
 };
 
-/// One tensor to load.
+/// One tensor to load. A GPU itself swaps the bytes of big-endian elements, and reorders arrays in Fortran
+/// order with up to 8 axes longer than 1, if elements have 1, 2, 4, 8 or 16 bytes, and numbers at most 8.
 struct tensor_request {
     std::string name;
     /// The part of the tensor to load. Only this part is read. Gaps of less than 3 KiB in it may be read
     /// too, and the kernel may read ahead across gaps of up to 16 KiB. Of a chunked HDF5 dataset, only the
-    /// chunks with elements of the part are read. A member of a .npz file that must be decoded or reordered
-    /// is read as a whole.
+    /// chunks with elements of the part are read. A .npz member that the CPU decodes or reorders is read as a
+    /// whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to, as `pinflow convert --dtype` does. A GPU casts floats to
-    /// floats itself, swaps the bytes of big-endian elements, and reorders arrays in Fortran order of up to 8
-    /// axes, with elements of 1, 2, 4, 8 or 16 bytes. The CPU casts all other types, elements that must be
-    /// decoded, and those for a misaligned `destination`. Both give the same bits. Casts to integers truncate
-    /// toward zero and clamp to the type's range; NaN becomes 0. Empty: the type in the file, little-endian.
+    /// floats itself. The CPU casts all other types, elements that it decodes, and elements for a misaligned
+    /// `destination`. Both give the same bits. Casts to integers truncate toward zero and clamp to the type's
+    /// range; NaN becomes 0. Empty: the type in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Destinations must
@@ -109,8 +109,9 @@ struct load_options {
     std::optional<pinflow::dtype> dtype = std::nullopt;
     load_route route = load_route::automatic;
     /// The most CPU threads that read, decode and cast. 0: one for each core, but on the route `both` one
-    /// less, and at most 14. Short loads use fewer: three, one for each 4 MiB, and one for each tensor, or
-    /// part of a tensor, that is decoded. The calling thread alone does loads of up to 1 MiB that are staged.
+    /// less, and at most 14. Short loads use at most four threads, plus one for each 4 MiB and each part that
+    /// is decoded; large chunks, as many as half of the available memory allows. The calling thread alone
+    /// does loads of up to 1 MiB that are staged.
     unsigned threads = 0;
     /// As pin_options::budget_bytes and pin_options::limit. Pages are unlocked by a background thread that
     /// may outlast the call; the process waits for it before it exits.

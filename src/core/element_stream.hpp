@@ -32,8 +32,9 @@ class element_stream {
     /// @return false if the stream can only skip by reading; then it has done nothing.
     virtual bool skip(std::uint64_t /*size_bytes*/) { return false; }
     /// Restricts the stream to the indices `begin` ... `end` - 1 of an axis, which must be within the shape:
-    /// it then delivers only their elements, in C order, from the first one on. shape() is still that of the
-    /// whole array. It may be called again, after reading, too, and for other axes, which stay restricted.
+    /// it then delivers only their elements, in C order. shape() is still that of the whole array. Each call
+    /// restarts at the first selected element, and keeps the selections of other axes. It may be called after
+    /// `read` and `skip`.
     /// @return false, and the stream is unchanged, if it cannot leave out elements along this axis.
     virtual bool select(std::size_t /*axis*/, std::uint64_t /*begin*/, std::uint64_t /*end*/) {
         return false;

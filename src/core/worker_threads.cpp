@@ -191,7 +191,7 @@ void run_in_parallel(std::size_t count, const std::function<void(std::size_t)>& 
 }
 
 void run_serially(const std::function<void()>& work) {
-    if (worker_pool::process().is_forked()) return work();  // which is serial there
+    if (worker_pool::process().is_forked()) return work();  // a forked process has no workers
     tbb::task_arena alone(1);
     alone.execute(work);
 }

@@ -27,7 +27,7 @@ std::optional<converted_type> float_type_of(const dtype& type) noexcept {
     return static_cast<converted_type>(found - types.begin());
 }
 
-std::optional<converted_type> moved_type_of(std::uint64_t element_bytes) noexcept {
+std::optional<converted_type> opaque_type_of(std::uint64_t element_bytes) noexcept {
     for (const auto type : {converted_type::bytes1, converted_type::bytes2, converted_type::bytes4,
                             converted_type::bytes8, converted_type::bytes16}) {
         if (size_bytes_of(type) == element_bytes) return type;
@@ -57,7 +57,7 @@ std::uint64_t size_bytes_of(converted_type type) noexcept {
     return 0;
 }
 
-bool is_moved(converted_type type) noexcept {
+bool is_opaque(converted_type type) noexcept {
     return type >= converted_type::bytes1;
 }
 

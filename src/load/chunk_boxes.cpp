@@ -15,15 +15,18 @@ std::uint64_t max_element_bytes(const opened_tensors& opened, const load_job& jo
     return std::max(stored_type_of(opened, job).size_bytes(), type_of(opened, job).size_bytes());
 }
 
-/// The lengths of the boxes: chunks, and as many beside each other along the last axes as fit into a staging
-/// buffer. Boxes begin at multiples of them in the stored tensor.
+/// The lengths of the boxes: a chunk, which can be read or decoded in place, or, if chunks are small, some
+/// beside each other along the last axes. Boxes begin at multiples of them in the stored tensor.
 shape_vector box_lengths(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& stored = opened.stored[job.tensor];
     shape_vector lengths(stored.chunk_shape.begin(), stored.chunk_shape.end());
+    constexpr std::uint64_t small_chunk_bytes = std::uint64_t{256} << 10;
+    constexpr std::uint64_t max_joined_bytes = std::uint64_t{1} << 20;
     std::uint64_t size_bytes = element_count(lengths) * max_element_bytes(opened, job);
+    if (size_bytes >= small_chunk_bytes) return lengths;
     for (std::size_t axis = lengths.size(); axis-- > 0;) {
         const std::uint64_t chunks = (stored.shape[axis] - 1) / lengths[axis] + 1;
-        const std::uint64_t together = std::clamp<std::uint64_t>(load_unit_bytes / size_bytes, 1, chunks);
+        const std::uint64_t together = std::clamp<std::uint64_t>(max_joined_bytes / size_bytes, 1, chunks);
         lengths[axis] *= together;
         size_bytes *= together;
         if (together < chunks) break;
@@ -31,7 +34,7 @@ shape_vector box_lengths(const opened_tensors& opened, const load_job& job) {
     return lengths;
 }
 
-/// What the job takes of an axis.
+/// The range of an axis that the job delivers.
 struct axis_part {
     std::uint64_t begin;
     std::uint64_t end;
@@ -53,7 +56,7 @@ bool is_decoded_in_boxes(const opened_tensors& opened, const load_job& job, cons
     if (row_bytes <= load_unit_bytes / stored.chunk_shape[0]) return false;
     if (device.kind() == device_kind::host) return true;
     const shape_vector chunk(stored.chunk_shape.begin(), stored.chunk_shape.end());
-    return element_count(chunk) <= load_unit_bytes / element_bytes && can_move(opened, job);
+    return element_count(chunk) <= load_unit_bytes / element_bytes && can_scatter(opened, job);
 }
 
 void for_each_box(const opened_tensors& opened, const load_job& job,
@@ -110,10 +113,10 @@ bool is_contiguous(const element_box& box, const shape_vector& delivered) {
     return true;
 }
 
-device_conversion placement_of(const opened_tensors& opened, const load_job& job, const load_piece& piece,
-                               const std::byte* decoded, std::byte* memory) {
+device_conversion scatter_of(const opened_tensors& opened, const load_job& job, const load_piece& piece,
+                             const std::byte* decoded, std::byte* memory) {
     const std::uint64_t element_bytes = type_of(opened, job).size_bytes();
-    const converted_type type = *moved_type_of(element_bytes);
+    const converted_type type = *opaque_type_of(element_bytes);
     const shape_vector shape = shape_of(opened, job);
     const element_box box = box_of(opened, job, piece);
     device_conversion work{.source = decoded,
@@ -128,8 +131,8 @@ device_conversion placement_of(const opened_tensors& opened, const load_job& job
     return work;
 }
 
-void place_on_host(const opened_tensors& opened, const load_job& job, const load_piece& piece,
-                   const std::byte* decoded, std::byte* memory) {
+void scatter_on_host(const opened_tensors& opened, const load_job& job, const load_piece& piece,
+                     const std::byte* decoded, std::byte* memory) {
     const shape_vector shape = shape_of(opened, job);
     const element_box box = box_of(opened, job, piece);
     const std::uint64_t run_bytes = box.lengths.back() * type_of(opened, job).size_bytes();

@@ -6,8 +6,9 @@
 #include "src/device/conversion_work.hpp"
 #include "src/load/load_plan.hpp"
 
-/// Datasets in chunks whose bands of chunks along axis 0 are larger than a unit. They are decoded in boxes of
-/// whole chunks, so that no chunk is decoded twice, and the device puts each box where it belongs.
+/// Chunked datasets whose bands of chunks along axis 0 are larger than a unit. They are decoded in boxes of
+/// whole chunks, so that no chunk is decoded twice. The conversion kernel, or the CPU on the host device,
+/// scatters each box.
 namespace pinflow::detail {
 
 /// A part of a tensor.
@@ -31,13 +32,14 @@ element_box box_of(const opened_tensors& opened, const load_job& job, const load
 /// Whether the elements of a box follow each other in the job as delivered.
 bool is_contiguous(const element_box& box, const shape_vector& delivered);
 
-/// How a GPU places the elements of a box.
-/// @param memory where the job begins in device memory
-device_conversion placement_of(const opened_tensors& opened, const load_job& job, const load_piece& piece,
-                               const std::byte* decoded, std::byte* memory);
+/// How a GPU scatters the elements of a box.
+/// @param memory the first byte of the job, in device memory
+device_conversion scatter_of(const opened_tensors& opened, const load_job& job, const load_piece& piece,
+                             const std::byte* decoded, std::byte* memory);
 
-/// Copies the elements of a box to where the job begins in host memory.
-void place_on_host(const opened_tensors& opened, const load_job& job, const load_piece& piece,
-                   const std::byte* decoded, std::byte* memory);
+/// Scatters a decoded box into the elements of a job in host memory.
+/// @param memory the first byte of the job
+void scatter_on_host(const opened_tensors& opened, const load_job& job, const load_piece& piece,
+                     const std::byte* decoded, std::byte* memory);
 
 }  // namespace pinflow::detail

@@ -25,7 +25,7 @@ std::optional<type_pair> types_of(const opened_tensors& opened, const load_job& 
         const auto from = float_type_of(stored), to = float_type_of(*job.cast);
         return from && to ? std::optional(type_pair{*from, *to}) : std::nullopt;
     }
-    const auto moved = moved_type_of(stored.size_bytes());
+    const auto moved = opaque_type_of(stored.size_bytes());
     return moved ? std::optional(type_pair{*moved, *moved}) : std::nullopt;
 }
 
@@ -47,16 +47,16 @@ bool needs_conversion(const opened_tensors& opened, const load_job& job) {
 bool can_convert(const opened_tensors& opened, const load_job& job, const pinflow::device& device) {
     const stored_tensor& stored = opened.stored[job.tensor];
     if (device.kind() == device_kind::host || !stored.offset_bytes || !types_of(opened, job)) return false;
-    if (stored.word_bytes > sizeof(std::uint64_t)) return false;
+    if (stored.swap_size_bytes > sizeof(std::uint64_t)) return false;
     if (stored.is_fortran_order && std::ranges::count_if(stored.shape, is_long) > device_conversion::max_axes)
         return false;
     return is_multiple(reinterpret_cast<std::uintptr_t>(job.destination), type_of(opened, job).size_bytes());
 }
 
-bool can_move(const opened_tensors& opened, const load_job& job) {
+bool can_scatter(const opened_tensors& opened, const load_job& job) {
     const std::uint64_t element_bytes = type_of(opened, job).size_bytes();
     const auto long_axes = std::ranges::count_if(opened.stored[job.tensor].shape, is_long);
-    return moved_type_of(element_bytes) && long_axes <= device_conversion::max_axes &&
+    return opaque_type_of(element_bytes) && long_axes <= device_conversion::max_axes &&
            is_multiple(reinterpret_cast<std::uintptr_t>(job.destination), element_bytes);
 }
 
@@ -68,7 +68,7 @@ device_conversion conversion_of(const opened_tensors& opened, const load_job& jo
     device_conversion work{.source = staged,
                            .from = types.from,
                            .to = types.to,
-                           .word_bytes = stored.word_bytes,
+                           .swap_size_bytes = stored.swap_size_bytes,
                            .count = piece.size_bytes / to_bytes,
                            .destination = memory};
     if (stored.is_fortran_order) {

@@ -16,8 +16,8 @@ bool needs_conversion(const opened_tensors& opened, const load_job& job);
 /// is aligned. The CPU would take longer than the link.
 bool can_convert(const opened_tensors& opened, const load_job& job, const pinflow::device& device);
 
-/// Whether a GPU can move the elements of a job, as delivered, to any places of its memory.
-bool can_move(const opened_tensors& opened, const load_job& job);
+/// Whether a GPU can scatter the elements of a job, as delivered.
+bool can_scatter(const opened_tensors& opened, const load_job& job);
 
 /// The conversion of a piece of a job that the device converts.
 /// @param staged as read from the file

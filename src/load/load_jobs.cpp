@@ -166,7 +166,7 @@ byte_runs runs_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& tensor = opened.stored[job.tensor];
     if (job.slice == nullptr) return {.size_bytes = tensor.size_bytes};
     const tensor_slice& slice = *job.slice;
-    // the axes before the slice's, and after it, as the elements arrive
+    // the axes before the slice's, and after it, in the order of the staging buffers
     std::span<const std::uint64_t> before = tensor.shape.first(slice.axis);
     std::span<const std::uint64_t> after = tensor.shape.subspan(slice.axis + 1);
     if (tensor.is_fortran_order && job.is_converted_by_device) std::swap(before, after);

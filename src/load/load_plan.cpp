@@ -27,10 +27,12 @@ constexpr std::uint64_t min_mapped_bytes_of_many = std::uint64_t{1} << 20;
 constexpr std::size_t many_mappings = 8192;
 std::atomic<std::size_t> mapping_count = 0;
 /// The first and the last units of a load are shorter: the link waits for the first ones to be read, and the
-/// caller for the last ones to be copied. In loads of few bytes, all are short.
+/// caller for the last ones to be copied. In loads of up to 64 MiB, all are short; up to 4 MiB, very short.
 constexpr std::uint64_t short_unit_bytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t short_zone_bytes = 16 * short_unit_bytes;  ///< at either end
 constexpr std::uint64_t max_short_load_bytes = 4 * short_zone_bytes;
+constexpr std::uint64_t very_short_unit_bytes = std::uint64_t{512} << 10;
+constexpr std::uint64_t max_very_short_load_bytes = 8 * very_short_unit_bytes;
 
 /// Makes the blocks, units and pieces of a plan, job by job.
 class planner {
@@ -83,6 +85,7 @@ class planner {
             const load_unit unit = small_unit(next);
             (is_copyable(unit) ? plan_.copyable : plan_.others).push_back(unit);
         }
+        plan_.decoded_count = decoded_.size();
         // decoded units take longest, so they come first
         plan_.others.insert(plan_.others.begin(), decoded_.begin(), decoded_.end());
     }
@@ -180,6 +183,7 @@ class planner {
 
     /// The maximum size of a unit that begins after so many bytes of the load.
     std::uint64_t max_unit_bytes(std::uint64_t bytes_before) const {
+        if (all_bytes_ <= max_very_short_load_bytes) return very_short_unit_bytes;
         const bool is_at_end =
             bytes_before < short_zone_bytes || all_bytes_ - bytes_before <= short_zone_bytes;
         return all_bytes_ <= max_short_load_bytes || is_at_end ? short_unit_bytes : load_unit_bytes;

@@ -37,19 +37,19 @@ struct stored_tensor {
     std::uint64_t size_bytes = 0;           ///< of all elements, uncompressed
     /// Where all elements lie in the file, one after the other. Empty if they must be decoded.
     std::optional<std::uint64_t> offset_bytes;
-    std::uint32_t file = 0;         ///< index in opened_tensors
-    std::uint8_t word_bytes = 1;    ///< of the numbers, if they are stored big-endian: 2, 4 or more
-    bool has_no_name = false;       ///< in the file, which is a .npy file
-    bool is_fortran_order = false;  ///< with several long axes, and not compressed
-    /// Parts along axis 0 that begin at multiples of this index may be decoded by themselves. 0: only the
-    /// whole tensor may.
+    std::uint32_t file = 0;            ///< index in opened_tensors
+    std::uint8_t swap_size_bytes = 1;  ///< bytes of each number to swap; 1: little-endian
+    bool has_no_name = false;          ///< in the file, which is a .npy file
+    bool is_fortran_order = false;     ///< with two or more axes longer than 1, and not compressed
+    /// Parts along axis 0 that begin at multiples of this index can be decoded independently. 0: only the
+    /// whole tensor can be decoded.
     std::uint64_t part_rows = 0;
-    std::span<const std::uint64_t> chunk_shape;  ///< of a dataset in chunks; empty for other tensors
+    std::span<const std::uint64_t> chunk_shape = {};  ///< of a chunked dataset; empty for other tensors
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 
     /// Whether the file has the elements in C order and little-endian.
-    bool is_as_delivered() const { return offset_bytes && word_bytes == 1 && !is_fortran_order; }
+    bool is_as_delivered() const { return offset_bytes && swap_size_bytes == 1 && !is_fortran_order; }
 };
 
 /// Whether elements of `type` at this offset in a file are aligned in its mapping.
@@ -147,9 +147,9 @@ class loaded_block {
     std::vector<event> events_;  ///< one for each stream, so that the destructor only records them
 };
 
-/// One tensor of a load. Bytes are counted in the order in which elements arrive: C order, or, if the device
-/// converts them, the order of the file. Small, as a load may have many: the memory of new jobs costs a page
-/// fault for each 4 KiB.
+/// One tensor of a load. Offsets count bytes in the order of the staging buffers: the order of the file if
+/// the device converts the elements, otherwise C order. Small, as a load may have many: the memory of new
+/// jobs costs a page fault for each 4 KiB.
 struct load_job {
     std::uint32_t tensor = 0;              ///< index in opened_tensors
     std::uint32_t block = 0;               ///< where it is delivered
@@ -190,7 +190,7 @@ inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) 
     return shape;
 }
 
-/// Where the elements of a job lie in its tensor, in the order in which they arrive.
+/// Where the elements of a job lie in its tensor, in the order of the staging buffers.
 byte_runs runs_of(const opened_tensors& opened, const load_job& job);
 
 /// A part of a tensor within a unit.
@@ -206,7 +206,7 @@ struct load_unit {
     std::size_t first_piece = 0;
     std::size_t piece_count = 0;
     bool is_decoded = false;
-    bool is_box = false;      ///< of a dataset in chunks: see chunk_boxes.hpp
+    bool is_box = false;      ///< of a chunked dataset: see chunk_boxes.hpp
     bool reads_gaps = false;  ///< one piece of whole runs, which is read with the gaps between them
 };
 
@@ -232,7 +232,8 @@ struct load_plan {
     std::vector<mapped_range> mapped;  ///< for each file
     std::uint64_t total_bytes = 0;
     std::uint64_t mapped_bytes = 0;
-    std::uint64_t max_chunk_bytes = 0;  ///< of datasets that are decoded
+    std::size_t decoded_count = 0;      ///< of units that are decoded: the first ones of `others`
+    std::uint64_t max_chunk_bytes = 0;  ///< the largest chunk of a dataset to decode
     std::size_t fortran_count = 0;      ///< of jobs of tensors in Fortran order that are decoded
 
     std::span<const load_piece> pieces_of(const load_unit& unit) const {
@@ -293,8 +294,8 @@ std::vector<load_job> jobs_of(const opened_tensors& opened, std::span<const foun
 /// @throws unsupported; see tensor_files::load.
 load_plan plan_load(const opened_tensors& opened, std::vector<load_job> jobs, const pinflow::device& device);
 
-/// The file of a job, and the offset of its first byte there. Of a decoded job, the offset only tells where
-/// about it lies.
+/// The file of a job, and the offset of its first byte there. Of a decoded job, the offset is
+/// approximate.
 inline file_position position_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& stored = opened.stored[job.tensor];
     return {stored.file, stored.offset_bytes.value_or(0) + job.first_bytes};

@@ -111,14 +111,14 @@ unsigned default_threads(unsigned busy_cores) {
     return std::clamp(count_cores() - busy_cores, 1U, max_threads);
 }
 
-/// How many threads may decode at once: each needs memory for four chunks, one of them decoded, and all leave
-/// half of the available memory alone.
+/// The most threads that may decode at once. Each needs up to four times the bytes of a chunk, and together
+/// they take at most half of the available memory.
 unsigned max_decoding_threads(const load_plan& plan) {
-    constexpr std::uint64_t never_too_large = std::uint64_t{16} << 20;
-    if (plan.max_chunk_bytes <= never_too_large) return std::numeric_limits<unsigned>::max();
+    constexpr std::uint64_t max_unlimited_chunk_bytes = std::uint64_t{16} << 20;
+    if (plan.max_chunk_bytes <= max_unlimited_chunk_bytes) return std::numeric_limits<unsigned>::max();
     const std::uint64_t each_bytes = 4 * plan.max_chunk_bytes;
-    return static_cast<unsigned>(
-        std::clamp<std::uint64_t>(read_available_memory().size_bytes / 2 / each_bytes, 1, max_threads));
+    const std::uint64_t fitting = read_available_memory().size_bytes / 2 / each_bytes;
+    return static_cast<unsigned>(std::clamp<std::uint64_t>(fitting, 1, std::numeric_limits<unsigned>::max()));
 }
 
 /// Whether so little is read, gathered and decoded that no thread is worth starting.
@@ -177,7 +177,7 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     };
     const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
     // few for short loads: on a GPU, each thread needs buffers that take long to page-lock
-    constexpr std::size_t min_threads = 3;
+    constexpr std::size_t min_threads = 4;
     const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
     const std::size_t units = std::min(plan.copyable.size() + plan.others.size(),
                                        decoded + plan.total_bytes / load_unit_bytes + min_threads);

@@ -39,12 +39,12 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       own_reader_(opened, plan),
       queue_(plan) {
     queue_.start(way_.route);
-    prepare_files();
+    announce_decoding();
     if (!wants_pages()) start_threads(way_.threads);
 }
 
-/// Reads the metadata of small datasets in chunks.
-void load_run::prepare_files() const {
+/// Tells the files which small chunked datasets will be decoded.
+void load_run::announce_decoding() const {
     constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;
     std::map<std::size_t, std::vector<std::string_view>> names;
     for (const load_job& job : plan_.jobs) {
@@ -53,7 +53,12 @@ void load_run::prepare_files() const {
             names[stored.file].push_back(stored.name);
     }
     for (const auto& [file, of_file] : names) {
-        if (of_file.size() > 1) opened_.elements_of(file).prepare(of_file);
+        if (of_file.size() < 2) continue;
+        try {
+            opened_.elements_of(file).expect(of_file);
+        } catch (const error&) {
+            continue;  // the threads will get it, too
+        }
     }
 }
 
@@ -160,8 +165,8 @@ void load_run::work_on_units(const std::function<void()>& after_each) {
                     stage(*unit, reader, *buffers);
                 }
             };
-            // while each thread has a unit to decode, none is divided among threads
-            if (unit->is_decoded && queue_.count_others() >= way_.threads) {
+            // enough units for all threads: each is decoded by one
+            if (unit->is_decoded && is_decoded_alone()) {
                 run_serially(work);
             } else {
                 work();
@@ -176,6 +181,12 @@ void load_run::work_on_units(const std::function<void()>& after_each) {
         static_cast<void>(buffers->next());
         static_cast<void>(buffers->next());
     }
+}
+
+/// Whether there are units to decode for all threads.
+bool load_run::is_decoded_alone() {
+    const std::scoped_lock lock(mutex_);
+    return running_ > 1 && queue_.count_decoded() >= running_;
 }
 
 /// Fills memory of the host device.
@@ -267,8 +278,8 @@ void load_run::decode(const load_unit& unit, tensor_reader& reader, load_buffers
         load_buffer& box = buffers.next();
         reader.decode_box(piece, stopped_, box.host.bytes().first(piece.size_bytes));
         if (stopped_) return;
-        device_.backend().convert_to_device(placement_of(opened_, plan_.jobs[piece.job], piece,
-                                                         box.host.data(), start_of(plan_.jobs[piece.job])),
+        device_.backend().convert_to_device(scatter_of(opened_, plan_.jobs[piece.job], piece, box.host.data(),
+                                                       start_of(plan_.jobs[piece.job])),
                                             copies_.native_handle());
         box.copied.record(copies_);
         staged_bytes_ += piece.size_bytes;

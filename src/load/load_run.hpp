@@ -52,7 +52,8 @@ class load_run {
     load_report report() const;
 
  private:
-    void prepare_files() const;
+    void announce_decoding() const;
+    bool is_decoded_alone();
     void begin_pages();
     void start_threads(unsigned count) noexcept;
     void start_thread();

@@ -1,9 +1,12 @@
 #include "src/load/load_threads.hpp"
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
+#include <iterator>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -18,72 +21,84 @@ namespace {
 using clock = std::chrono::steady_clock;
 
 /// More than a call from Python takes between two loads.
-constexpr std::chrono::microseconds busy_time{200};
-/// Other work may need the threads that the system allows.
-constexpr std::chrono::milliseconds asleep_time{100};
-constexpr std::size_t max_waiting = 16;
+constexpr std::chrono::microseconds spin_time{200};
+/// Then the thread ends, because other work may need it under the system's limit.
+constexpr std::chrono::milliseconds max_idle_time{100};
+constexpr std::size_t max_idle = 16;
 
 using done_flag = std::shared_ptr<std::atomic<bool>>;
 
-/// Destroys itself.
-struct worker {
+/// A thread of loads, which deletes this when it ends.
+struct kept_thread {
     std::function<void()> work;
     done_flag is_done;
     std::mutex mutex;
     std::condition_variable woken;
-    std::atomic<bool> has_work = false;  ///< set with the mutex
+    std::atomic<bool> has_work = false;  ///< written with `mutex` held
+    ::cpu_set_t cores{};                 ///< on which it may run, as the thread that started it
 };
 
-/// The workers that wait. Never destroyed, as they may outlast static destructors.
-struct waiting_workers {
+/// The cores on which the calling thread may run. Empty if there are too many of them.
+::cpu_set_t cores_of_caller() noexcept {
+    ::cpu_set_t cores;
+    CPU_ZERO(&cores);
+    if (::sched_getaffinity(0, sizeof cores, &cores) != 0) CPU_ZERO(&cores);
+    return cores;
+}
+
+/// The kept threads without work. Never destroyed, as they may outlast static destructors.
+struct idle_threads {
     ::pid_t process = ::getpid();
     std::mutex mutex;
-    std::vector<worker*> workers;
+    std::vector<kept_thread*> threads;
 
-    waiting_workers() { workers.reserve(max_waiting); }
+    idle_threads() { threads.reserve(max_idle); }
 
-    static waiting_workers& of_process() {
-        static std::atomic<waiting_workers*> current = nullptr;
-        waiting_workers* known = current;
+    static idle_threads& of_process() {
+        static std::atomic<idle_threads*> current = nullptr;
+        idle_threads* known = current;
         while (known == nullptr ||
                known->process != ::getpid()) {  // a forked process has none of the threads
-            auto made = std::make_unique<waiting_workers>();
+            auto made = std::make_unique<idle_threads>();
             if (current.compare_exchange_strong(known, made.get())) return *made.release();
         }
         return *known;
     }
 
-    worker* take() {
+    /// The last one that may run on these cores; null if there is none.
+    kept_thread* take(const ::cpu_set_t& cores) {
         const std::scoped_lock lock(mutex);
-        if (workers.empty()) return nullptr;
-        worker* const last = workers.back();
-        workers.pop_back();
-        return last;
+        const auto last = std::find_if(threads.rbegin(), threads.rend(), [&](const kept_thread* each) {
+            return CPU_EQUAL(&each->cores, &cores) != 0;
+        });
+        if (last == threads.rend()) return nullptr;
+        kept_thread* const taken = *last;
+        threads.erase(std::next(last).base());
+        return taken;
     }
-    bool add(worker* added) noexcept {
+    bool add(kept_thread* added) noexcept {
         const std::scoped_lock lock(mutex);
-        if (workers.size() == max_waiting) return false;
-        workers.push_back(added);
+        if (threads.size() == max_idle) return false;
+        threads.push_back(added);
         return true;
     }
     /// @return false if it has been taken.
-    bool remove(worker* removed) noexcept {
+    bool remove(kept_thread* removed) noexcept {
         const std::scoped_lock lock(mutex);
-        return std::erase(workers, removed) != 0;
+        return std::erase(threads, removed) != 0;
     }
 };
 
-/// Waits for work. @return false if there has been none for some time; the worker is then not waiting any
-/// more.
-bool wait_for_work(worker& self, waiting_workers& waiting) noexcept {
-    const auto busy_end = clock::now() + busy_time;
-    while (!self.has_work && clock::now() < busy_end)
+/// Waits for work. @return false if there has been none for some time; the thread is then not idle any more.
+bool wait_for_work(kept_thread& self, idle_threads& idle) noexcept {
+    const auto spin_end = clock::now() + spin_time;
+    while (!self.has_work && clock::now() < spin_end)
         std::this_thread::yield();
     const auto has_work = [&] { return self.has_work.load(); };
     std::unique_lock lock(self.mutex);
-    if (!self.woken.wait_for(lock, asleep_time, has_work)) {
+    if (!self.woken.wait_for(lock, max_idle_time, has_work)) {
         lock.unlock();
-        if (waiting.remove(&self)) return false;
+        if (idle.remove(&self)) return false;
         lock.lock();
         self.woken.wait(lock, has_work);
     }
@@ -91,15 +106,15 @@ bool wait_for_work(worker& self, waiting_workers& waiting) noexcept {
     return true;
 }
 
-void run(worker* self, waiting_workers& waiting) noexcept {
+void run(kept_thread* self, idle_threads& idle) noexcept {
     for (;;) {
         self->work();
         const done_flag is_done = std::move(self->is_done);
         // a test's hook decides about each thread
-        const bool waits = !system::hook_is_installed() && waiting.add(self);
-        *is_done = true;  // the next load may follow at once, and finds this worker
+        const bool is_kept = !system::hook_is_installed() && idle.add(self);
+        *is_done = true;  // the next load may follow at once, and finds this thread
         is_done->notify_all();
-        if (!waits || !wait_for_work(*self, waiting)) {
+        if (!is_kept || !wait_for_work(*self, idle)) {
             delete self;
             return;
         }
@@ -110,18 +125,20 @@ void run(worker* self, waiting_workers& waiting) noexcept {
 
 load_thread::load_thread(std::function<void()> work) {
     auto is_done = std::make_shared<std::atomic<bool>>(false);
-    waiting_workers& waiting = waiting_workers::of_process();
-    if (worker* const waiter = system::hook_is_installed() ? nullptr : waiting.take()) {
-        waiter->work = std::move(work);
-        waiter->is_done = is_done;
-        const std::scoped_lock lock(waiter->mutex);  // until it has been notified, as it may end at once
-        waiter->has_work = true;
-        waiter->woken.notify_one();
+    idle_threads& idle = idle_threads::of_process();
+    const ::cpu_set_t cores = cores_of_caller();
+    if (kept_thread* const idle_thread = system::hook_is_installed() ? nullptr : idle.take(cores)) {
+        idle_thread->work = std::move(work);
+        idle_thread->is_done = is_done;
+        const std::scoped_lock lock(idle_thread->mutex);  // until it has been notified, as it may end at once
+        idle_thread->has_work = true;
+        idle_thread->woken.notify_one();
     } else {
-        auto made = std::make_unique<worker>();
+        auto made = std::make_unique<kept_thread>();
         made->work = std::move(work);
         made->is_done = is_done;
-        system::start_thread("loads tensors", [self = made.get(), &waiting] { run(self, waiting); }).detach();
+        made->cores = cores;
+        system::start_thread("loads tensors", [self = made.get(), &idle] { run(self, idle); }).detach();
         static_cast<void>(made.release());
     }
     is_done_ = std::move(is_done);

@@ -6,13 +6,12 @@
 
 namespace pinflow::detail {
 
-/// A thread of a load, or none. When its work has ended, it waits for the work of another load for a moment:
-/// first busily, as waking it takes 50 to 100 us on a virtual machine, then asleep. So one load after another
-/// starts no threads.
+/// Runs work of a load on a kept or a new thread; or nothing. Afterwards the thread spins for 0.2 ms and
+/// sleeps for 100 ms, ready for the next load. Waking it takes 50 to 100 us on a virtual machine.
 class load_thread {
  public:
     load_thread() = default;
-    /// Runs `work`, which must not throw, on a thread that waits, or on a new one.
+    /// Runs `work`, which must not throw, on an idle thread, or on a new one.
     /// @throws system_failure if the system refuses a thread; std::bad_alloc.
     explicit load_thread(std::function<void()> work);
     load_thread(load_thread&&) = default;

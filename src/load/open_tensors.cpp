@@ -98,7 +98,7 @@ bool is_reordered(const array_listing& array) {
     return array.fortran_order && long_axes > 1;
 }
 
-/// Where the elements lie in the file; empty if they must be decoded, which also takes structured types with
+/// Where the elements lie in the file; empty if they must be decoded, and for structured types with
 /// big-endian fields.
 std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_file& file) {
     std::uint64_t end = 0;
@@ -175,8 +175,10 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
     if (is_npy) array.name = opened.paths[file].stem().string();
     if (!array.dtype) return add_refused(opened, file, std::move(array.name), array.reason);
     const std::optional<std::uint64_t> offset_bytes = raw_offset(array, *opened.files[file]);
-    const std::uint64_t word_bytes = array.dtype->is_little_endian() ? 1 : array.dtype->swap_size_bytes();
-    const std::uint64_t part_rows = part_rows_of(array, format);
+    const std::uint64_t swap_size_bytes =
+        array.dtype->is_little_endian() ? 1 : array.dtype->swap_size_bytes();
+    const std::uint64_t part_rows =
+        offset_bytes || !array.chunk_shape.empty() ? part_rows_of(array, format) : 0;
     if (!array.dtype->is_little_endian()) array.dtype = array.dtype->little_endian();
     const array_listing& kept = opened.listings.emplace_back(std::move(array));
     opened.stored.push_back({.name = kept.name,
@@ -185,7 +187,7 @@ void add_array(opened_tensors& opened, std::size_t file, file_format format, arr
                              .size_bytes = kept.size_bytes,
                              .offset_bytes = offset_bytes,
                              .file = static_cast<std::uint32_t>(file),
-                             .word_bytes = static_cast<std::uint8_t>(word_bytes),
+                             .swap_size_bytes = static_cast<std::uint8_t>(swap_size_bytes),
                              .has_no_name = is_npy,
                              .is_fortran_order = kept.offset_bytes && is_reordered(kept),
                              .part_rows = part_rows,

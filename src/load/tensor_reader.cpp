@@ -29,7 +29,7 @@ constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
 constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
 /// Memory for decoding, of each thread.
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
-/// The same for datasets in large chunks.
+/// The most for a dataset with large bands of chunks.
 constexpr std::uint64_t max_decoding_memory_bytes = std::uint64_t{32} << 20;
 /// Memory of up to 16 threads for tensors in Fortran order. The more rows a block has, the longer are the
 /// runs that are read: 4 KiB of each column of floats, if 1024 rows fit.
@@ -217,9 +217,13 @@ std::uint64_t tensor_reader::memory_for(const load_job& job) const {
         return reordering_memory_bytes / std::clamp<std::uint64_t>(plan_.fortran_count, 1, max_shares);
     }
     if (stored.part_rows == 0) return decoding_memory_bytes;
-    // half of it for the smallest part, so that no chunk is decoded twice
+    // half of it for a chunk, or for the smallest part, so that no chunk is decoded twice
     const std::uint64_t part_bytes = stored.size_bytes / stored.shape[0] * stored.part_rows;
-    return std::clamp(2 * part_bytes, decoding_memory_bytes, max_decoding_memory_bytes);
+    std::uint64_t chunk_bytes = stored.chunk_shape.empty() ? 0 : stored.dtype->size_bytes();
+    for (const std::uint64_t length : stored.chunk_shape)
+        chunk_bytes *= length;
+    return std::max(2 * chunk_bytes,
+                    std::clamp(2 * part_bytes, decoding_memory_bytes, max_decoding_memory_bytes));
 }
 
 void tensor_reader::open_stream(const load_job& job) {
@@ -239,12 +243,13 @@ void tensor_reader::open_stream(const load_job& job) {
     stream_job_ = &job;
 }
 
-/// Throws for a stream that delivers no parts of a tensor, as it did when the file was opened.
-void tensor_reader::refuse_other_format(const load_job& job) const {
+/// Throws because the stream cannot deliver a part, although the listing of the file said so.
+void tensor_reader::refuse_other_layout(const load_job& job) const {
     const stored_tensor& stored = opened_.stored[job.tensor];
     opened_.files[stored.file]->check_unchanged();
-    throw data_changed(fmt::format("'{}' has changed since it was opened: {} is stored in another way",
-                                   opened_.paths[stored.file].string(), quote(stored.name)));
+    throw data_changed(
+        fmt::format("'{}' has changed since it was opened: {} can no longer be decoded in parts",
+                    opened_.paths[stored.file].string(), quote(stored.name)));
 }
 
 void tensor_reader::begin_decoding(const load_piece& piece) {
@@ -253,8 +258,8 @@ void tensor_reader::begin_decoding(const load_piece& piece) {
     const bool is_part = piece.size_bytes != job.size_bytes;
     if (!is_part || stream_job_ != &job) open_stream(job);
     const bool selects_rows = job.slice != nullptr && job.slice->axis == 0;
-    delivers_piece_alone_ = job.slice == nullptr;
-    is_all_read_ = true;
+    delivers_only_piece_ = job.slice == nullptr;
+    reads_whole_tensor_ = true;
     position_bytes_ = 0;
     done_bytes_ = 0;
     if (is_part || selects_rows) {
@@ -262,19 +267,19 @@ void tensor_reader::begin_decoding(const load_piece& piece) {
         const std::uint64_t row_bytes = job.size_bytes / row_count;
         const std::uint64_t first = (selects_rows ? job.slice->begin : 0) + piece.begin_bytes / row_bytes;
         if (stream_->select(0, first, first + piece.size_bytes / row_bytes)) {
-            is_all_read_ = false;
-            delivers_piece_alone_ = job.slice == nullptr || selects_rows;
+            reads_whole_tensor_ = false;
+            delivers_only_piece_ = job.slice == nullptr || selects_rows;
             position_bytes_ = first * (stored.size_bytes / stored.shape[0]);
         } else if (is_part) {
-            refuse_other_format(job);
+            refuse_other_layout(job);
         }
         done_bytes_ = piece.begin_bytes / type_of(opened_, job).size_bytes() *
                       stored_type_of(opened_, job).size_bytes();
     }
     if (job.slice != nullptr && !selects_rows &&
         stream_->select(job.slice->axis, job.slice->begin, job.slice->end)) {
-        is_all_read_ = false;
-        delivers_piece_alone_ = true;
+        reads_whole_tensor_ = false;
+        delivers_only_piece_ = true;
     }
 }
 
@@ -282,7 +287,7 @@ void tensor_reader::decode_box(const load_piece& piece, const std::atomic<bool>&
                                std::span<std::byte> destination) {
     stopped_ = &stopped;
     const load_job& job = plan_.jobs[piece.job];
-    naming_changes(job, [&] {
+    with_change_check(job, [&] {
         if (stream_job_ != &job) open_stream(job);
         const element_box box = box_of(opened_, job, piece);
         if (job.is_cast()) {
@@ -306,7 +311,7 @@ void tensor_reader::decode_box_on_host(const load_piece& piece, const std::atomi
         return decode_box(piece, stopped, {memory + piece.begin_bytes, piece.size_bytes});
     std::byte* const decoded = box_scratch_.reserve(piece.size_bytes);
     decode_box(piece, stopped, {decoded, piece.size_bytes});
-    if (!stopped) place_on_host(opened_, job, piece, decoded, memory);
+    if (!stopped) scatter_on_host(opened_, job, piece, decoded, memory);
 }
 
 void tensor_reader::read_box(const load_job& job, const element_box& box, std::span<std::byte> destination) {
@@ -319,7 +324,7 @@ void tensor_reader::read_box(const load_job& job, const element_box& box, std::s
         ++selected;
     if (selected == stored.shape.size()) return stream_->read(destination);
     // a dataset whose chunks have not been written as expected: run by run along the last axis
-    if (selected == 0) refuse_other_format(job);
+    if (selected == 0) refuse_other_layout(job);
     const std::uint64_t element_bytes = stored_type_of(opened_, job).size_bytes();
     const std::uint64_t run_bytes = box.lengths.back() * element_bytes;
     position_bytes_ = box.first[0] * (stored.size_bytes / stored.shape[0]);
@@ -348,7 +353,7 @@ void tensor_reader::decode_next(const load_job& job, std::span<std::byte> destin
 }
 
 void tensor_reader::decode_stored(const load_job& job, std::span<std::byte> destination) {
-    if (delivers_piece_alone_) return stream_->read(destination);
+    if (delivers_only_piece_) return stream_->read(destination);
     const byte_runs runs = runs_of(opened_, job);
     while (!destination.empty()) {
         const std::uint64_t in_run = done_bytes_ % runs.size_bytes;
@@ -381,7 +386,7 @@ void tensor_reader::skip(std::uint64_t size_bytes) {
 void tensor_reader::finish_decoding(const load_piece& piece) {
     const load_job& job = plan_.jobs[piece.job];
     const stored_tensor& whole = opened_.stored[job.tensor];
-    if (is_all_read_ && !delivers_piece_alone_ && position_bytes_ < whole.size_bytes)
+    if (reads_whole_tensor_ && !delivers_only_piece_ && position_bytes_ < whole.size_bytes)
         skip(whole.size_bytes - position_bytes_);
     if (!*stopped_) stream_->finish();
     if (piece.size_bytes != job.size_bytes) return;  // the next piece may be of the same job

@@ -66,27 +66,28 @@ class tensor_reader {
     template <typename NextBuffer, typename Take>
     void decode(const load_piece& piece, std::uint64_t buffer_bytes, const std::atomic<bool>& stopped,
                 NextBuffer next_buffer, Take take) {
-        naming_changes(plan_.jobs[piece.job],
-                       [&] { decode_buffers(piece, buffer_bytes, stopped, next_buffer, take); });
+        with_change_check(plan_.jobs[piece.job],
+                          [&] { decode_buffers(piece, buffer_bytes, stopped, next_buffer, take); });
     }
 
-    /// Decodes a box of a dataset in chunks to `destination`, in C order.
+    /// Decodes a box of a chunked dataset to `destination`, in C order.
     /// @throws as `decode`.
     void decode_box(const load_piece& piece, const std::atomic<bool>& stopped,
                     std::span<std::byte> destination);
-    /// Decodes a box to where it belongs in host memory.
-    /// @param memory where the job begins
+    /// Decodes a box and scatters it to host memory.
+    /// @param memory the first byte of the job
     /// @throws as `decode`.
     void decode_box_on_host(const load_piece& piece, const std::atomic<bool>& stopped, std::byte* memory);
 
  private:
-    /// Calls decode(). @throws what it throws, but data_changed for a changed file, which looks like a
-    /// damaged one.
+    /// Calls `decode`. If it throws an error and the file has changed, throws data_changed instead.
     template <typename Decode>
-    void naming_changes(const load_job& job, Decode decode) {
+    void with_change_check(const load_job& job, Decode decode) {
         try {
             decode();
-        } catch (const format_error&) {
+        } catch (const data_changed&) {
+            throw;
+        } catch (const error&) {
             opened_.files[opened_.stored[job.tensor].file]->check_unchanged();
             throw;
         }
@@ -117,7 +118,7 @@ class tensor_reader {
                    std::span<std::byte> destination);
     void read_runs(const load_job& job, std::uint64_t begin_bytes, std::span<std::byte> destination);
     const thread_descriptor& descriptor_of(std::size_t file);
-    [[noreturn]] void refuse_other_format(const load_job& job) const;
+    [[noreturn]] void refuse_other_layout(const load_job& job) const;
     void begin_decoding(const load_piece& piece);
     std::uint64_t memory_for(const load_job& job) const;
     void open_stream(const load_job& job);
@@ -139,8 +140,8 @@ class tensor_reader {
     // of the piece that is decoded, or that was the last one
     std::unique_ptr<element_stream> stream_;
     const load_job* stream_job_ = nullptr;
-    bool is_all_read_ = true;           ///< whether the stream delivers all elements of the tensor
-    bool delivers_piece_alone_ = true;  ///< whether it delivers no other elements than the piece's
+    bool reads_whole_tensor_ = true;   ///< whether the stream delivers all elements of the tensor
+    bool delivers_only_piece_ = true;  ///< whether it delivers no other elements than the piece's
     // for a stream that delivers others, too
     std::uint64_t position_bytes_ = 0;  ///< in the stored elements
     std::uint64_t done_bytes_ = 0;      ///< of the stored elements of the slice

@@ -1,5 +1,7 @@
 #include "src/load/unit_queue.hpp"
 
+#include <algorithm>
+
 namespace pinflow::detail {
 
 void unit_queue::start(load_route route) {
@@ -29,9 +31,9 @@ const load_unit* unit_queue::take_for_thread() {
     return &plan_.copyable[--end_];
 }
 
-std::size_t unit_queue::count_others() const {
+std::size_t unit_queue::count_decoded() const {
     const std::scoped_lock lock(mutex_);
-    return plan_.others.size() - next_other_;
+    return plan_.decoded_count - std::min(next_other_, plan_.decoded_count);  // they come first
 }
 
 bool unit_queue::is_empty() const {

@@ -23,8 +23,8 @@ class unit_queue {
     bool take_front();
     /// The next unit for a thread; null if there is none.
     const load_unit* take_for_thread();
-    /// The number of units left that are not for the copy engine.
-    std::size_t count_others() const;
+    /// The number of units left to decode.
+    std::size_t count_decoded() const;
     bool is_empty() const;
     /// Leaves the units that the copy engine has not taken to the threads.
     void stop_copies();

@@ -20,8 +20,8 @@ struct array_listing {
         offset_bytes;  ///< offset of the data; empty unless the file holds it uncompressed in one piece
     std::uint64_t size_bytes = 0;  ///< of all elements, uncompressed
     bool mappable = false;
-    /// Of an HDF5 dataset in chunks, at most 2^20, that need not be read by libhdf5. Empty for other arrays.
-    shape_vector chunk_shape;
+    /// Of a chunked HDF5 dataset of at most 2^20 chunks, unless libhdf5 must read it. Otherwise empty.
+    shape_vector chunk_shape = {};  // NOLINT(readability-redundant-member-init): g++ wants it
     /// One sentence: why the array is mappable, why it is not, or why it cannot be opened at all.
     std::string reason;
 };

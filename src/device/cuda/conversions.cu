@@ -2,7 +2,7 @@
 #include "src/device/cuda/conversions.hpp"
 
 // Threads read the source from host memory in loads of 16 bytes, which keeps enough reads in flight for the
-// link. Device memory is many times faster than the link, so elements are written one by one, also where each
+// link. Device memory is many times faster than the link, so elements are written one by one, even if each
 // goes to another sector.
 
 namespace pinflow::detail::cuda {
@@ -10,9 +10,9 @@ namespace pinflow::detail::cuda {
 namespace {
 
 /// Where elements go, one after the other in stored order.
-class place {
+class destination_cursor {
  public:
-    __device__ place(const device_conversion& work, std::uint64_t index) : work_(work) {
+    __device__ destination_cursor(const device_conversion& work, std::uint64_t index) : work_(work) {
         if (work.axis_count == 0) {
             element_ = index;
             return;
@@ -54,8 +54,8 @@ __device__ unsigned reversed(unsigned word) {
 }
 
 /// Reverses the bytes of each word.
-__device__ uint4 swapped(uint4 pack, std::uint32_t word_bytes) {
-    switch (word_bytes) {
+__device__ uint4 swapped(uint4 pack, std::uint32_t swap_size_bytes) {
+    switch (swap_size_bytes) {
         case 2:
             return {__byte_perm(pack.x, 0, 0x2301), __byte_perm(pack.y, 0, 0x2301),
                     __byte_perm(pack.z, 0, 0x2301), __byte_perm(pack.w, 0, 0x2301)};
@@ -83,10 +83,10 @@ __global__ void convert_all(device_conversion work) {
         } else {
             memcpy(&pack, source, left * sizeof(From));
         }
-        pack = swapped(pack, work.word_bytes);
+        pack = swapped(pack, work.swap_size_bytes);
         From elements[count];
         memcpy(elements, &pack, sizeof pack);
-        place next(work, i * count);
+        destination_cursor next(work, i * count);
         for (unsigned j = 0; j < count && j < left; ++j) {
             destination[next.element()] = cast_scalar<To>(elements[j]);
             next.advance();

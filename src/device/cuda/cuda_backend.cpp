@@ -273,8 +273,8 @@ class backend final : public device_backend {
             return launch(cuda::conversion_kernel(work.from, work.to), blocks, cuda::conversion_threads,
                           arguments, stream_of(stream));
         }),
-              "cannot convert {} elements of {} bytes to {} bytes on cuda:{}", work.count,
-              size_bytes_of(work.from), size_bytes_of(work.to), index());
+              "cannot swap, scatter or cast {} elements of {} bytes to elements of {} bytes on cuda:{}",
+              work.count, size_bytes_of(work.from), size_bytes_of(work.to), index());
     }
 
     void copy_batch_to_host(std::span<const host_copy_range> ranges, void* stream) override {

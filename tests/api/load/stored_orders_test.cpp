@@ -39,7 +39,7 @@ std::vector<model_tensor> tensors_to_store() {
 
 }  // namespace
 
-TEST_CASE("load: tensors in Fortran order and big-endian ones arrive in C order and little-endian") {
+TEST_CASE("load: tensors in Fortran order and big-endian ones are loaded in C order and little-endian") {
     const temporary_folder folder;
     const std::vector<model_tensor> tensors = tensors_to_store();
     for (const stored_order& order : changed_orders) {
@@ -103,7 +103,7 @@ TEST_CASE("load: tensors in Fortran order and big-endian ones are cast as others
     }
 }
 
-TEST_CASE("load: a destination that is not aligned takes tensors in Fortran order and big-endian ones") {
+TEST_CASE("load: tensors in Fortran order and big-endian ones are loaded to a misaligned destination") {
     const temporary_folder folder;
     const model_tensor tensor = random_tensor("large", dtype::of<double>(), {301, 499});
     for (const stored_order& order : changed_orders) {
