@@ -33,6 +33,13 @@ class element_file {
     virtual std::unique_ptr<element_stream> stream(std::string_view name,
                                                    std::uint64_t memory_bytes) const = 0;
 
+    /// As `stream`, for a small part of an array, if others may follow: decoded HDF5 chunks of up to 2 MiB
+    /// are kept for them, 16 MiB of chunks and about 32 MiB of memory for decoding.
+    virtual std::unique_ptr<element_stream> stream_of_part(std::string_view name,
+                                                           std::uint64_t memory_bytes) const {
+        return stream(name, memory_bytes);
+    }
+
     /// Names small arrays whose streams will follow, in about this order: `stream` then reads the metadata of
     /// several of them in one pass.
     virtual void expect(std::span<const std::string_view> /*names*/) const {}

@@ -11,6 +11,7 @@
 
 #include "formats/element_streams.hpp"
 #include "formats/hdf5_access.hpp"
+#include "formats/hdf5_chunk_reader.hpp"
 #include "formats/hdf5_kept_readers.hpp"
 #include "formats/hdf5_library.hpp"
 #include "formats/hdf5_memory.hpp"
@@ -75,38 +76,69 @@ class hdf5_elements final : public element_file {
         return make_hdf5_elements(find(name), memory_bytes);
     }
 
+    std::unique_ptr<element_stream> stream_of_part(std::string_view name,
+                                                   std::uint64_t memory_bytes) const override {
+        const hdf5_dataset opened = find(name);
+        return make_hdf5_elements(opened, memory_bytes,
+                                  can_be_kept(*opened.description) ? reader_of(name, opened) : nullptr);
+    }
+
     void expect(std::span<const std::string_view> names) const override {
         const std::scoped_lock lock(mutex_);
-        expected_.assign(names.begin(), names.end());
         expected_at_.clear();
+        expected_.assign(names.begin(), names.end());
         for (std::size_t i = 0; i < expected_.size(); ++i)
             expected_at_.emplace(expected_[i], i);
     }
 
  private:
-    static constexpr std::size_t max_kept_bytes = 8 << 20;
+    static constexpr std::size_t max_kept_bytes = 8 << 20;          ///< of descriptions
+    static constexpr std::uint64_t max_kept_chunk_bytes = 2 << 20;  ///< of one chunk
+
+    /// Whether a reader is worth its memory: of its description, and of at least one chunk, if it is decoded.
+    static bool can_be_kept(const hdf5_description& description) {
+        if (description.storage != hdf5_storage::chunked || memory_bytes(description) > max_kept_bytes)
+            return false;
+        return description.filters.empty() || element_count(description.chunk_shape) <=
+                                                  max_kept_chunk_bytes / description.dtype.size_bytes();
+    }
 
     hdf5_dataset find(std::string_view name) const {
         const std::scoped_lock lock(mutex_);
         if (!file_) file_ = std::make_shared<const input_file>(path_);
         file_->check_unchanged();  // a description of other contents would look like damage
-        if (!kept_.contains(name)) describe_expected(name);
+        const auto is_large = [&](const auto& large) { return large && large->name == name; };
+        if (!kept_.contains(name) && !is_large(large_.lock())) describe_expected(name);
         if (const auto found = kept_.find(name); found != kept_.end()) return found->second;
-        if (const auto large = large_.lock(); large && large->name == name)
+        if (const auto large = large_.lock(); is_large(large))
             return {.file = file_, .description = large, .library = {}};
         hdf5_dataset opened = open_dataset(file_, name);
         keep(name, opened);
         return opened;
     }
 
-    /// Describes an expected dataset and some that follow. Leaves errors to open_dataset.
+    /// A reader that keeps chunks: that of an earlier part, if it was of the same dataset.
+    std::shared_ptr<const hdf5_chunk_reader> reader_of(std::string_view name,
+                                                       const hdf5_dataset& dataset) const {
+        constexpr std::uint64_t kept_chunk_bytes = std::uint64_t{16} << 20;
+        constexpr std::uint64_t decoding_bytes = std::uint64_t{32} << 20;
+        constexpr std::size_t max_readers = 16;
+        const std::scoped_lock lock(mutex_);
+        if (const auto found = readers_.find(name); found != readers_.end()) return found->second;
+        if (readers_.size() == max_readers) readers_.clear();
+        if (!part_memory_) part_memory_ = std::make_shared<hdf5_memory>(kept_chunk_bytes, decoding_bytes);
+        return readers_.emplace(name, make_hdf5_chunk_reader(dataset, part_memory_)).first->second;
+    }
+
+    /// Describes an expected dataset and some that follow, each once. Leaves errors to open_dataset.
     void describe_expected(std::string_view name) const {
         const auto place = expected_at_.find(name);
         if (place == expected_at_.end()) return;
         constexpr std::size_t max_count = 256;  // other threads wait meanwhile
         std::vector<std::string_view> names;
         for (std::size_t i = place->second; i < expected_.size() && names.size() < max_count; ++i) {
-            if (!kept_.contains(expected_[i])) names.push_back(expected_[i]);
+            if (expected_at_.erase(expected_[i]) != 0 && !kept_.contains(expected_[i]))
+                names.push_back(expected_[i]);
         }
         if (names.size() < 2) return;
         try {
@@ -147,6 +179,8 @@ class hdf5_elements final : public element_file {
     mutable std::map<std::string, hdf5_dataset, std::less<>> kept_;
     mutable std::size_t kept_bytes_ = 0;  ///< of all kept descriptions
     mutable std::weak_ptr<const hdf5_description> large_;
+    mutable std::shared_ptr<hdf5_memory> part_memory_;  ///< of these readers
+    mutable std::map<std::string, std::shared_ptr<const hdf5_chunk_reader>, std::less<>> readers_;
     mutable std::vector<std::string> expected_;
     mutable std::map<std::string_view, std::size_t> expected_at_;  ///< positions in expected_
 };

@@ -239,8 +239,9 @@ std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,
             try {
                 hdf5_description description = describe_in(opened, file, name);
                 size_bytes += memory_bytes(description);
+                if (size_bytes <= max_bytes || descriptions.empty())
+                    descriptions.push_back(std::move(description));
                 if (size_bytes > max_bytes) break;
-                descriptions.push_back(std::move(description));
             } catch (const error&) {
                 continue;  // whoever reads it will describe it again, and get the error
             }

@@ -41,7 +41,8 @@ std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file);
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name);
 
 /// Describes several datasets, and opens the file only once, which takes longer than describing a small one.
-/// Leaves out those that cannot be described, and the rest when the descriptions take `max_bytes` of memory.
+/// Leaves out those that cannot be described, and the rest when the descriptions take `max_bytes` of memory,
+/// but never the first one.
 /// @throws as describe_hdf5_dataset if the file cannot be opened.
 std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,
                                                      std::span<const std::string_view> names,

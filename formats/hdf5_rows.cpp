@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "formats/hdf5_chunk_reader.hpp"
 #include "formats/hdf5_content.hpp"
 #include "pinflow/error.hpp"
 #include "src/core/checked.hpp"
@@ -277,10 +278,10 @@ class absent_elements final : public block_elements {
 /// Blocks that end where chunks do, as far as memory allows.
 class chunk_elements final : public block_elements {
  public:
-    chunk_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
+    chunk_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes,
+                   std::shared_ptr<const hdf5_chunk_reader> reader)
         : block_elements(dataset),
-          reader_(dataset.file, dataset.description,
-                  {std::make_shared<hdf5_memory>(0, std::min(memory_bytes / 2, max_decoding_bytes)), false}),
+          reader_(std::move(reader)),
           max_block_bytes_(std::max(memory_bytes / 2, min_block_bytes)),
           first_(shape().size(), 0),
           lengths_(shape()) {
@@ -298,7 +299,7 @@ class chunk_elements final : public block_elements {
  protected:
     std::uint64_t item_bytes() const override { return axis_bytes_; }
     std::uint64_t block_bytes(std::uint64_t begin) const override {
-        const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
+        const std::uint64_t length = reader_->grid().chunk_shape()[axis_];
         const std::uint64_t index = begin / axis_bytes_ % lengths_[axis_];
         std::uint64_t count = std::min(count_, lengths_[axis_] - index);
         // a block may begin inside a chunk; it ends at the end of one
@@ -320,8 +321,8 @@ class chunk_elements final : public block_elements {
             rest /= lengths_[axis];
         }
         const hdf5_row_run run{first_[0] + rest, axis_ == 0 ? count : 1, 0};
-        const hdf5_row_box box(reader_.grid(), std::move(first), std::move(end));
-        reader_.read({&run, 1}, box, destination);
+        const hdf5_row_box box(reader_->grid(), std::move(first), std::move(end));
+        reader_->read({&run, 1}, box, destination);
     }
 
  private:
@@ -332,7 +333,7 @@ class chunk_elements final : public block_elements {
         while (axis_ > 0 && axis_bytes_ * lengths_[axis_] <= max_block_bytes_)
             axis_bytes_ *= lengths_[axis_--];
         count_ = std::max<std::uint64_t>(max_block_bytes_ / std::max<std::uint64_t>(axis_bytes_, 1), 1);
-        const std::uint64_t length = reader_.grid().chunk_shape()[axis_];
+        const std::uint64_t length = reader_->grid().chunk_shape()[axis_];
         if (count_ >= length) {
             count_ -= count_ % length;
         } else {  // parts of nearly equal size
@@ -341,7 +342,7 @@ class chunk_elements final : public block_elements {
         }
     }
 
-    hdf5_chunk_reader reader_;
+    std::shared_ptr<const hdf5_chunk_reader> reader_;
     std::uint64_t max_block_bytes_;
     // along every axis: the first index that is delivered, and the number of indices
     shape_vector first_;
@@ -400,14 +401,27 @@ array make_hdf5_array(const hdf5_dataset& dataset) {
         .labelled(label_of(dataset));
 }
 
-std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes) {
+std::shared_ptr<const hdf5_chunk_reader> make_hdf5_chunk_reader(const hdf5_dataset& dataset,
+                                                                std::shared_ptr<hdf5_memory> memory) {
+    check_dataset(dataset);
+    require_chunk_memory(dataset);
+    return std::make_shared<const hdf5_chunk_reader>(dataset.file, dataset.description,
+                                                     hdf5_reader_options{std::move(memory), false});
+}
+
+std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes,
+                                                   std::shared_ptr<const hdf5_chunk_reader> reader) {
     check_dataset(dataset);
     switch (dataset.description->storage) {
         case hdf5_storage::contiguous:
             return stream_elements(map_contiguous(dataset), memory_bytes);
         case hdf5_storage::chunked:
-            require_chunk_memory(dataset);
-            return std::make_unique<chunk_elements>(dataset, memory_bytes);
+            if (!reader) {
+                reader = make_hdf5_chunk_reader(
+                    dataset,
+                    std::make_shared<hdf5_memory>(0, std::min(memory_bytes / 2, max_decoding_bytes)));
+            }
+            return std::make_unique<chunk_elements>(dataset, memory_bytes, std::move(reader));
         case hdf5_storage::absent:
             return std::make_unique<absent_elements>(dataset);
         case hdf5_storage::compact:

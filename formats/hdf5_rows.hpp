@@ -17,6 +17,8 @@
 /// Each description is checked against itself and the current file.
 namespace pinflow::detail {
 
+class hdf5_chunk_reader;
+
 /// Reads `count` rows of a dataset with libhdf5, from `first_row` on, in the byte order of the description
 /// (hdf5_library_reader::read). A dataset without axes is one row. Called from any thread, also from several
 /// at once.
@@ -54,6 +56,13 @@ array make_hdf5_array(const hdf5_dataset& dataset);
 /// ahead: if that half holds all rows of a band of chunks, each chunk is decoded once. The other half, at
 /// most 256 MiB, is for decoding. A contiguous dataset is streamed as stream_elements does.
 /// @throws as make_hdf5_array, when it is made or when it is read.
-std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes);
+/// @param reader of this dataset, if it is chunked; null: one that keeps no decoded chunks.
+std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes,
+                                                   std::shared_ptr<const hdf5_chunk_reader> reader = nullptr);
+
+/// Makes a reader of a chunked dataset that keeps decoded chunks in `memory`, for several element streams.
+/// @throws as make_hdf5_array.
+std::shared_ptr<const hdf5_chunk_reader> make_hdf5_chunk_reader(const hdf5_dataset& dataset,
+                                                                std::shared_ptr<hdf5_memory> memory);
 
 }  // namespace pinflow::detail

@@ -2,13 +2,16 @@
 #include <hdf5.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <random>
 #include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "pinflow/error.hpp"
@@ -202,4 +205,47 @@ TEST_CASE("load: many chunked datasets, small and large, are loaded") {
             CHECK(bytes_of(tensor) == floats_of(tensor.shape()).bytes);
         }
     }
+}
+
+TEST_CASE("load: small slices of chunked datasets are right, from several threads and many datasets") {
+    const temporary_folder folder;
+    std::vector<std::filesystem::path> paths;
+    std::vector<model_tensor> tensors;
+    for (unsigned i = 0; i < 20; ++i) {
+        paths.push_back(folder / (std::to_string(i) + ".h5"));
+        tensors.push_back(floats_of({200, 300 + i}));
+        tensors.back().name = "data " + std::to_string(i);
+        write_dataset(paths.back(), tensors.back(), {.chunk = {64, 70}, .is_deflated = i % 2 == 0});
+    }
+    const tensor_files files(paths);
+    std::atomic<unsigned> wrong = 0;
+    std::vector<std::thread> threads;
+    for (unsigned thread = 0; thread < 4; ++thread) {
+        threads.emplace_back([&, thread] {
+            std::mt19937_64 random(thread);
+            for (unsigned i = 0; i < 200; ++i) {
+                const model_tensor& tensor = tensors[random() % tensors.size()];
+                const std::size_t axis = random() % 2;
+                const std::uint64_t begin = random() % tensor.shape[axis];
+                const tensor_slice slice{axis, begin, std::min(begin + 1 + random() % 9, tensor.shape[axis])};
+                const tensor_request request{.name = tensor.name, .slice = slice};
+                const loaded_tensors loaded = files.load({&request, 1}, device::host());
+                if (bytes_of(loaded.tensors[0]) != sliced(tensor, slice)) ++wrong;
+            }
+        });
+    }
+    for (std::thread& each : threads)
+        each.join();
+    CHECK(wrong == 0);
+}
+
+TEST_CASE("load: a file that changes between two small slices is an error") {
+    const temporary_folder folder;
+    const model_tensor tensor = floats_of({200, 300});
+    write_dataset(folder / "a.h5", tensor, {.chunk = {64, 70}, .is_deflated = true});
+    const tensor_files files({folder / "a.h5"});
+    const tensor_request request{.name = "data", .slice = tensor_slice{0, 3, 5}};
+    CHECK(bytes_of(files.load({&request, 1}, device::host()).tensors[0]) == sliced(tensor, *request.slice));
+    std::filesystem::resize_file(folder / "a.h5", std::filesystem::file_size(folder / "a.h5") + 1);
+    CHECK_THROWS_AS(files.load({&request, 1}, device::host()), data_changed);
 }

@@ -66,10 +66,7 @@ class planner {
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
             const stored_tensor& stored = opened_.stored[job.tensor];
             if (stored.is_fortran_order) ++plan_.fortran_count;
-            std::uint64_t chunk_bytes = stored.dtype->size_bytes();
-            for (const std::uint64_t length : stored.chunk_shape)
-                chunk_bytes *= length;
-            plan_.max_chunk_bytes = std::max(plan_.max_chunk_bytes, chunk_bytes);
+            plan_.max_chunk_bytes = std::max(plan_.max_chunk_bytes, chunk_bytes_of(stored));
             add_decoded(index);
         } else if (std::max(job.size_bytes, staged_bytes_of(opened_, job, job.size_bytes)) >=
                    min_own_block_bytes) {
@@ -101,6 +98,7 @@ class planner {
                                     .piece_count = 1,
                                     .is_decoded = true,
                                     .is_box = true});
+                plan_.decoded_bytes += std::max(size_bytes, chunk_bytes_of(opened_.stored[job.tensor]));
                 plan_.pieces.push_back({.job = index, .begin_bytes = begin_bytes, .size_bytes = size_bytes});
             });
         }
@@ -114,6 +112,11 @@ class planner {
             const std::uint64_t cost_bytes = std::max(row_bytes, decoded_row_bytes(job));
             step = std::max<std::uint64_t>(load_unit_bytes / cost_bytes / stored.part_rows, 1) *
                    stored.part_rows;
+            const std::uint64_t rows =
+                rounded_up(end, stored.part_rows) - first / stored.part_rows * stored.part_rows;
+            plan_.decoded_bytes += rows * decoded_row_bytes(job);
+        } else {
+            plan_.decoded_bytes += stored.size_bytes;
         }
         for (std::uint64_t row = first; row < end;) {
             const std::uint64_t next = std::min((row / step + 1) * step, end);
@@ -332,6 +335,14 @@ bool is_aligned(const pinflow::dtype& type, std::uint64_t offset_bytes) noexcept
     const bool is_complex = type.kind() == dtype_kind::complex;
     const std::uint64_t alignment = is_complex ? type.size_bytes() : type.swap_size_bytes();
     return is_multiple(offset_bytes, std::max<std::uint64_t>(alignment, 1));
+}
+
+std::uint64_t chunk_bytes_of(const stored_tensor& tensor) noexcept {
+    if (tensor.chunk_shape.empty()) return 0;
+    std::uint64_t size_bytes = tensor.dtype->size_bytes();
+    for (const std::uint64_t length : tensor.chunk_shape)
+        size_bytes *= length;
+    return size_bytes;
 }
 
 bool is_mappable(const stored_tensor& tensor) noexcept {

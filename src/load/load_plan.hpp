@@ -44,7 +44,9 @@ struct stored_tensor {
     /// Parts along axis 0 that begin at multiples of this index can be decoded independently. 0: only the
     /// whole tensor can be decoded.
     std::uint64_t part_rows = 0;
-    std::span<const std::uint64_t> chunk_shape = {};  ///< of a chunked dataset; empty for other tensors
+    /// Of a chunked dataset; empty for other tensors.
+    // NOLINTNEXTLINE(readability-redundant-member-init): clang wants it
+    std::span<const std::uint64_t> chunk_shape = {};
     /// If this is an alias: the index in opened_tensors of the tensor under its first name.
     std::optional<std::uint32_t> alias_of = std::nullopt;
 
@@ -52,6 +54,8 @@ struct stored_tensor {
     bool is_as_delivered() const { return offset_bytes && swap_size_bytes == 1 && !is_fortran_order; }
 };
 
+/// The decoded bytes of a chunk; 0 if the tensor is not chunked.
+std::uint64_t chunk_bytes_of(const stored_tensor& tensor) noexcept;
 /// Whether elements of `type` at this offset in a file are aligned in its mapping.
 bool is_aligned(const pinflow::dtype& type, std::uint64_t offset_bytes) noexcept;
 /// Whether the whole tensor, loaded alone to the host device, is mapped unless there are many mappings.
@@ -233,6 +237,7 @@ struct load_plan {
     std::uint64_t total_bytes = 0;
     std::uint64_t mapped_bytes = 0;
     std::size_t decoded_count = 0;      ///< of units that are decoded: the first ones of `others`
+    std::uint64_t decoded_bytes = 0;    ///< of all chunks, or whole tensors, that are decoded
     std::uint64_t max_chunk_bytes = 0;  ///< the largest chunk of a dataset to decode
     std::size_t fortran_count = 0;      ///< of jobs of tensors in Fortran order that are decoded
 

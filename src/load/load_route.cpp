@@ -122,17 +122,10 @@ unsigned max_decoding_threads(const load_plan& plan) {
 }
 
 /// Whether so little is read, gathered and decoded that no thread is worth starting.
-bool is_small(const opened_tensors& opened, const load_plan& plan) {
+bool is_small(const load_plan& plan) {
     constexpr std::size_t max_decoded = 16;  // each takes some time, however small it is
-    std::size_t decoded = 0;
-    std::uint64_t decoded_bytes = 0;  // of whole tensors: a slice of a compressed one may take as long
-    for (const load_unit& unit : plan.others) {
-        if (!unit.is_decoded) continue;
-        if (++decoded > max_decoded) return false;
-        for (const load_piece& piece : plan.pieces_of(unit))
-            decoded_bytes += opened.stored[plan.jobs[piece.job].tensor].size_bytes;
-    }
-    return plan.total_bytes - plan.mapped_bytes <= max_small_bytes && decoded_bytes <= max_small_bytes;
+    return plan.total_bytes - plan.mapped_bytes <= max_small_bytes && plan.decoded_count <= max_decoded &&
+           plan.decoded_bytes <= max_small_bytes;
 }
 
 /// The route of a load to host memory.
@@ -168,7 +161,7 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     check_enumerator(options.route, load_route::both, "load_route");
     chosen_route chosen =
         device.kind() == device_kind::host ? choose_on_host(plan) : choose_on_gpu(opened, plan, options);
-    if (chosen.route == load_route::staged && is_small(opened, plan)) {
+    if (chosen.route == load_route::staged && is_small(plan)) {
         chosen.is_small = true;
         return chosen;
     }
@@ -178,9 +171,8 @@ chosen_route choose_route(const opened_tensors& opened, const load_plan& plan, c
     const unsigned threads = options.threads != 0 ? options.threads : default_threads(0);
     // few for short loads: on a GPU, each thread needs buffers that take long to page-lock
     constexpr std::size_t min_threads = 4;
-    const auto decoded = static_cast<std::size_t>(std::ranges::count_if(plan.others, &load_unit::is_decoded));
     const std::size_t units = std::min(plan.copyable.size() + plan.others.size(),
-                                       decoded + plan.total_bytes / load_unit_bytes + min_threads);
+                                       plan.decoded_count + plan.total_bytes / load_unit_bytes + min_threads);
     chosen.threads_without_pages = count(std::min(threads, max_decoding_threads(plan)), units);
     if (chosen.route == load_route::copy) {
         chosen.threads = count(std::min(threads, max_decoding_threads(plan)), plan.others.size());

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -47,9 +48,12 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
 void load_run::announce_decoding() const {
     constexpr std::uint64_t small_bytes = std::uint64_t{64} << 20;
     std::map<std::size_t, std::vector<std::string_view>> names;
-    for (const load_job& job : plan_.jobs) {
+    const load_job* last = nullptr;
+    for (const load_unit& unit : std::span(plan_.others).first(plan_.decoded_count)) {
+        const load_job& job = plan_.jobs[plan_.pieces_of(unit).front().job];
         const stored_tensor& stored = opened_.stored[job.tensor];
-        if (job.is_decoded && !stored.chunk_shape.empty() && stored.size_bytes < small_bytes)
+        if (std::exchange(last, &job) == &job) continue;
+        if (!stored.chunk_shape.empty() && stored.size_bytes < small_bytes)
             names[stored.file].push_back(stored.name);
     }
     for (const auto& [file, of_file] : names) {

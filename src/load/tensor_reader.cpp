@@ -31,6 +31,8 @@ constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
 constexpr std::uint64_t decoding_memory_bytes = std::uint64_t{16} << 20;
 /// The most for a dataset with large bands of chunks.
 constexpr std::uint64_t max_decoding_memory_bytes = std::uint64_t{32} << 20;
+/// Slices of at most this size keep the chunks that they decode, as others of the same chunks may follow.
+constexpr std::uint64_t max_small_part_bytes = std::uint64_t{4} << 20;
 /// Memory of up to 16 threads for tensors in Fortran order. The more rows a block has, the longer are the
 /// runs that are read: 4 KiB of each column of floats, if 1024 rows fit.
 constexpr std::uint64_t reordering_memory_bytes = std::uint64_t{256} << 20;
@@ -219,10 +221,7 @@ std::uint64_t tensor_reader::memory_for(const load_job& job) const {
     if (stored.part_rows == 0) return decoding_memory_bytes;
     // half of it for a chunk, or for the smallest part, so that no chunk is decoded twice
     const std::uint64_t part_bytes = stored.size_bytes / stored.shape[0] * stored.part_rows;
-    std::uint64_t chunk_bytes = stored.chunk_shape.empty() ? 0 : stored.dtype->size_bytes();
-    for (const std::uint64_t length : stored.chunk_shape)
-        chunk_bytes *= length;
-    return std::max(2 * chunk_bytes,
+    return std::max(2 * chunk_bytes_of(stored),
                     std::clamp(2 * part_bytes, decoding_memory_bytes, max_decoding_memory_bytes));
 }
 
@@ -230,7 +229,10 @@ void tensor_reader::open_stream(const load_job& job) {
     const stored_tensor& stored = opened_.stored[job.tensor];
     const std::string_view name = stored.has_no_name ? std::string_view() : stored.name;
     stream_job_ = nullptr;
-    stream_ = opened_.elements_of(stored.file).stream(name, memory_for(job));
+    const element_file& elements = opened_.elements_of(stored.file);
+    const bool is_small_part = job.slice != nullptr && job.size_bytes <= max_small_part_bytes;
+    stream_ = is_small_part ? elements.stream_of_part(name, memory_for(job))
+                            : elements.stream(name, memory_for(job));
     // the file was opened by its path, now or for an earlier load
     const bool is_same = stream_->dtype() == stored_type_of(opened_, job) &&
                          std::ranges::equal(stream_->shape(), stored.shape);

@@ -202,8 +202,7 @@ class safe_open:  # named as in safetensors, whose place it takes
         return self._load_all([(name, -1, 0, 0, "") for name in self.offset_keys()])
 
     def get_slice(self, name: str) -> TensorSlice:
-        """A tensor of which parts are loaded by indexing. Each part of a compressed HDF5 dataset decodes its chunks again:
-        for many small parts use pinflow.open, which keeps them."""
+        """A tensor of which parts are loaded by indexing."""
         self._shape(name)
         return TensorSlice(self, name)
 
