@@ -25,8 +25,8 @@ std::optional<type_pair> types_of(const opened_tensors& opened, const load_job& 
         const auto from = float_type_of(stored), to = float_type_of(*job.cast);
         return from && to ? std::optional(type_pair{*from, *to}) : std::nullopt;
     }
-    const auto moved = opaque_type_of(stored.size_bytes());
-    return moved ? std::optional(type_pair{*moved, *moved}) : std::nullopt;
+    const auto opaque = opaque_type_of(stored.size_bytes());
+    return opaque ? std::optional(type_pair{*opaque, *opaque}) : std::nullopt;
 }
 
 /// Sets the axes of an array that is delivered with `shape`, and stored in Fortran order.

@@ -268,4 +268,33 @@ std::shared_ptr<const opened_tensors> open_and_describe(std::vector<std::filesys
     return opened;
 }
 
+const std::byte* opened_tensors::pages_of(std::size_t file) const {
+    const std::scoped_lock lock(pages_mutex_);
+    const auto found = pages_.find(file);
+    if (found != pages_.end()) return found->second ? found->second->data() : nullptr;
+    if (has_many_mappings()) return nullptr;
+    auto& pages = pages_[file];
+    try {
+        auto mapped = std::make_unique<const mapped_file>(files[file], 0, files[file]->size_bytes());
+        count_mapping();
+        pages = {mapped.release(), [](const mapped_file* each) {
+                     delete each;
+                     uncount_mapping();
+                 }};
+    } catch (const error&) {
+        return nullptr;  // such as a limit of the address space
+    }
+    return pages->data();
+}
+
+const element_file& opened_tensors::elements_of(std::size_t file) const {
+    decoded_file* found = nullptr;
+    {
+        const std::scoped_lock lock(decoded_files_mutex_);
+        found = &decoded_files_[file];
+    }
+    std::call_once(found->opened, [&] { found->elements = open_elements(absolute_paths[file]); });
+    return *found->elements;
+}
+
 }  // namespace pinflow::detail

@@ -9,7 +9,7 @@ namespace pinflow::detail::cuda {
 
 namespace {
 
-/// Where elements go, one after the other in stored order.
+/// Where elements go, one after the other in the order of the source.
 class destination_cursor {
  public:
     __device__ destination_cursor(const device_conversion& work, std::uint64_t index) : work_(work) {
@@ -104,7 +104,7 @@ struct tag {
     using type = Type;
 };
 
-/// Calls visit(tag<T>) with the floats of that type. @return null for a type that is moved.
+/// Calls visit(tag<T>) with the floats of that type. @return null for an opaque type.
 template <typename Visit>
 const void* visit_float(converted_type type, Visit visit) {
     switch (type) {

@@ -37,17 +37,25 @@ std::vector<model_tensor> tensors_to_store() {
     return tensors;
 }
 
+/// Writes a .npy file of each tensor.
+std::vector<std::filesystem::path> write_all(const temporary_folder& folder,
+                                             const std::vector<model_tensor>& tensors,
+                                             const stored_order& order) {
+    std::vector<std::filesystem::path> files;
+    for (const model_tensor& tensor : tensors) {
+        files.push_back(folder / (tensor.name + ".npy"));
+        write_npy(files.back(), stored_model_tensor(tensor, order).view());
+    }
+    return files;
+}
+
 }  // namespace
 
 TEST_CASE("load: tensors in Fortran order and big-endian ones are loaded in C order and little-endian") {
     const temporary_folder folder;
     const std::vector<model_tensor> tensors = tensors_to_store();
     for (const stored_order& order : changed_orders) {
-        std::vector<std::filesystem::path> files;
-        for (const model_tensor& tensor : tensors) {
-            files.push_back(folder / (tensor.name + ".npy"));
-            write_npy(files.back(), stored_model_tensor(tensor, order).view());
-        }
+        const std::vector<std::filesystem::path> files = write_all(folder, tensors, order);
         const tensor_files opened(files);
         on_each_device([&](const device& device) {
             const loaded_tensors all = load_tensors(files, device);
@@ -76,11 +84,7 @@ TEST_CASE("load: tensors in Fortran order and big-endian ones are cast as others
     write_model(folder / "expected.safetensors", tensors);
     const tensor_files plain({folder / "expected.safetensors"});
     for (const stored_order& order : changed_orders) {
-        std::vector<std::filesystem::path> files;
-        for (const model_tensor& tensor : tensors) {
-            files.push_back(folder / (tensor.name + ".npy"));
-            write_npy(files.back(), stored_model_tensor(tensor, order).view());
-        }
+        const std::vector<std::filesystem::path> files = write_all(folder, tensors, order);
         const tensor_files opened(files);
         on_each_device([&](const device& device) {
             for (const char* const type : {"<f4", "<f8", "bfloat16"}) {
