@@ -34,23 +34,13 @@ shape_vector box_lengths(const opened_tensors& opened, const load_job& job) {
     return lengths;
 }
 
-/// The range of an axis that the job delivers.
-struct axis_part {
-    std::uint64_t begin;
-    std::uint64_t end;
-};
-axis_part part_of(const opened_tensors& opened, const load_job& job, std::size_t axis) {
-    if (job.slice != nullptr && job.slice->axis == axis) return {job.slice->begin, job.slice->end};
-    return {0, opened.stored[job.tensor].shape[axis]};
-}
-
 }  // namespace
 
 bool is_decoded_in_boxes(const opened_tensors& opened, const load_job& job, const pinflow::device& device) {
     const stored_tensor& stored = opened.stored[job.tensor];
     if (!job.is_decoded || stored.chunk_shape.empty()) return false;
     const std::uint64_t element_bytes = max_element_bytes(opened, job);
-    const auto [begin, end] = part_of(opened, job, 0);
+    const auto [begin, end] = range_of(opened, job, 0);
     const std::uint64_t row_bytes =
         job.size_bytes / type_of(opened, job).size_bytes() / (end - begin) * element_bytes;
     if (row_bytes <= load_unit_bytes / stored.chunk_shape[0]) return false;
@@ -66,12 +56,12 @@ void for_each_box(const opened_tensors& opened, const load_job& job,
     const std::uint64_t element_bytes = type_of(opened, job).size_bytes();
     shape_vector first(shape.size());
     for (std::size_t axis = 0; axis < shape.size(); ++axis)
-        first[axis] = part_of(opened, job, axis).begin;
+        first[axis] = range_of(opened, job, axis).begin;
     for (;;) {
         std::uint64_t element = 0, count = 1;
         shape_vector next(first);
         for (std::size_t axis = 0; axis < shape.size(); ++axis) {
-            const auto [begin, end] = part_of(opened, job, axis);
+            const auto [begin, end] = range_of(opened, job, axis);
             next[axis] = std::min((first[axis] / lengths[axis] + 1) * lengths[axis], end);
             element = element * shape[axis] + (first[axis] - begin);
             count *= next[axis] - first[axis];
@@ -79,7 +69,7 @@ void for_each_box(const opened_tensors& opened, const load_job& job,
         take(element * element_bytes, count * element_bytes);
         std::size_t axis = shape.size();
         while (axis-- > 0) {
-            const auto [begin, end] = part_of(opened, job, axis);
+            const auto [begin, end] = range_of(opened, job, axis);
             first[axis] = next[axis];
             if (first[axis] < end) break;
             first[axis] = begin;
@@ -94,7 +84,7 @@ element_box box_of(const opened_tensors& opened, const load_job& job, const load
     element_box box{shape, shape};
     std::uint64_t rest = piece.begin_bytes / type_of(opened, job).size_bytes();
     for (std::size_t axis = shape.size(); axis-- > 0; rest /= shape[axis]) {
-        const auto [begin, end] = part_of(opened, job, axis);
+        const auto [begin, end] = range_of(opened, job, axis);
         box.first[axis] = begin + rest % shape[axis];
         box.lengths[axis] =
             std::min((box.first[axis] / lengths[axis] + 1) * lengths[axis], end) - box.first[axis];

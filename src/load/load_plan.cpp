@@ -102,9 +102,7 @@ class planner {
             });
         }
         const stored_tensor& stored = opened_.stored[job.tensor];
-        const bool has_rows = job.slice != nullptr && job.slice->axis == 0;
-        const std::uint64_t first = has_rows ? job.slice->begin : 0;
-        const std::uint64_t end = has_rows ? job.slice->end : stored.shape.empty() ? 1 : stored.shape[0];
+        const auto [first, end] = stored.shape.empty() ? axis_range{0, 1} : range_of(opened_, job, 0);
         const std::uint64_t row_bytes = job.size_bytes / (end - first);
         std::uint64_t step = end;
         if (stored.part_rows != 0) {

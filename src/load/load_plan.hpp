@@ -194,6 +194,16 @@ inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) 
     return shape;
 }
 
+/// The indices of an axis that a job delivers: from begin to end - 1.
+struct axis_range {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+};
+inline axis_range range_of(const opened_tensors& opened, const load_job& job, std::size_t axis) {
+    if (job.slice != nullptr && job.slice->axis == axis) return {job.slice->begin, job.slice->end};
+    return {0, opened.stored[job.tensor].shape[axis]};
+}
+
 /// Where the elements of a job lie in its tensor, in the order of the staging buffers.
 byte_runs runs_of(const opened_tensors& opened, const load_job& job);
 

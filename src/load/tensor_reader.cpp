@@ -265,9 +265,9 @@ void tensor_reader::begin_decoding(const load_piece& piece) {
     position_bytes_ = 0;
     done_bytes_ = 0;
     if (is_part || selects_rows) {
-        const std::uint64_t row_count = selects_rows ? job.slice->end - job.slice->begin : stored.shape[0];
-        const std::uint64_t row_bytes = job.size_bytes / row_count;
-        const std::uint64_t first = (selects_rows ? job.slice->begin : 0) + piece.begin_bytes / row_bytes;
+        const auto [begin, end] = range_of(opened_, job, 0);
+        const std::uint64_t row_bytes = job.size_bytes / (end - begin);
+        const std::uint64_t first = begin + piece.begin_bytes / row_bytes;
         if (stream_->select(0, first, first + piece.size_bytes / row_bytes)) {
             reads_whole_tensor_ = false;
             delivers_only_piece_ = job.slice == nullptr || selects_rows;
