@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <filesystem>
 #include <set>
 #include <string>
@@ -108,7 +109,7 @@ TEST_CASE("load threads: a thread runs on the cores of its caller") {
     ::cpu_set_t before, one, found;
     REQUIRE(::sched_getaffinity(0, sizeof before, &before) == 0);
     CPU_ZERO(&one);
-    for (int core = 0; CPU_COUNT(&one) == 0; ++core) {
+    for (std::size_t core = 0; CPU_COUNT(&one) == 0; ++core) {
         if (CPU_ISSET(core, &before)) CPU_SET(core, &one);
     }
     REQUIRE(::sched_setaffinity(0, sizeof one, &one) == 0);
