@@ -373,6 +373,18 @@ TEST_CASE("hdf5: data with an address and a size of 0 is refused, not read as th
         CHECK(listing.dtype.has_value() == (listing.name != "contiguous"));
 }
 
+TEST_CASE("hdf5: chunks that cannot be found by their coordinates are refused, not read as the fill value") {
+    ++cases_run;
+    const input_file file(files() / "lost_chunks.h5");
+    for (const char* name : {"repeated", "outside"}) {
+        CAPTURE(name);
+        const std::string sentence =
+            message_of<pinflow::format_error>([&] { describe_hdf5_dataset(file, name); });
+        CAPTURE(sentence);
+        CHECK(contains(sentence, fmt::format("the dataset '{}' has 4 chunks in the file, but only 3", name)));
+    }
+}
+
 TEST_CASE("hdf5: slashes before, within and after a path change nothing") {
     ++cases_run;
     const input_file file(files() / "links.h5");

@@ -524,11 +524,30 @@ def stored_sizes_of_zero(writer):
     path.write_bytes(content)
 
 
+def chunks_that_are_not_found(writer):
+    """Chunks whose coordinates in a version 1 B-tree are those of the next chunk, or outside of the shape."""
+    path = writer.folder / "lost_chunks.h5"
+    data = np.arange(1, 65, dtype="<u2")
+    with h5py.File(path, "w") as file:
+        for name in ("repeated", "outside"):
+            dataset = file.create_dataset(name, (80,), "<u2", chunks=(16,))
+            dataset[:64] = data  # the last chunk is never written
+        places = {name: file[name].id.get_chunk_info(1).byte_offset for name in file}
+    content = bytearray(path.read_bytes())
+    for name, coordinate in (("repeated", 32), ("outside", 16 + 256)):
+        place = places[name].to_bytes(8, "little")
+        assert content.count(place) == 1
+        begin = content.index(place) - 16  # of the coordinates: of the element, and of its bytes
+        assert content[begin:begin + 8] == (16).to_bytes(8, "little")
+        content[begin:begin + 8] = coordinate.to_bytes(8, "little")
+    path.write_bytes(content)
+
+
 def write(folder):
     random.seed(20)
     writer = Writer(folder)
     for part in (layouts, storage_of_library, damaged_chunks, chunks, types, links, wrong_link_count, empty_file,
-                 stored_sizes_of_zero):
+                 stored_sizes_of_zero, chunks_that_are_not_found):
         part(writer)
     writer.write()
 
