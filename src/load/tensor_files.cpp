@@ -53,12 +53,12 @@ void select_matching(const opened_tensors& opened, const std::string& pattern,
 
 /// Calls `load`, and throws what is documented if memory is exhausted.
 template <typename Function>
-auto load_typed(const std::string& files, Function load) {
+auto load_typed(std::span<const std::filesystem::path> files, Function load) {
     try {
         return load();
     } catch (const std::bad_alloc&) {
-        throw system_failure(fmt::format("cannot load tensors of {}: memory is exhausted; {}", files,
-                                         detail::advice_for(ENOMEM)),
+        throw system_failure(fmt::format("cannot load tensors of {}: memory is exhausted; {}",
+                                         detail::name_of_files(files), detail::advice_for(ENOMEM)),
                              std::make_error_code(std::errc::not_enough_memory));
     }
 }
@@ -113,7 +113,7 @@ tensor_files::tensor_files(without_descriptions, std::shared_ptr<const opened_te
     : opened_(std::move(opened)) {}
 
 tensor_files::tensor_files(std::vector<std::filesystem::path> files)
-    : opened_(load_typed(detail::name_of_files(files), [&] { return detail::open_and_describe(files); })) {}
+    : opened_(load_typed(files, [&] { return detail::open_and_describe(files); })) {}
 
 const std::vector<std::filesystem::path>& tensor_files::files() const noexcept {
     return opened_->paths;
@@ -159,7 +159,7 @@ const tensor_description& tensor_files::tensor(std::string_view name) const {
 loaded_tensors tensor_files::load(std::span<const tensor_request> requests, const device& device,
                                   const load_options& options) const {
     const auto start = std::chrono::steady_clock::now();
-    return load_typed(detail::name_of_files(opened_->paths), [&] {
+    return load_typed(opened_->paths, [&] {
         std::vector<detail::found_request> found;
         found.reserve(requests.size());
         for (const tensor_request& each : requests)
@@ -261,7 +261,7 @@ std::vector<tensor_request> tensor_files::select(const load_options& options) co
 loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const device& device,
                             const load_options& options) {
     const auto start = std::chrono::steady_clock::now();
-    return load_typed(detail::name_of_files(files), [&] {
+    return load_typed(files, [&] {
         const tensor_files opened(tensor_files::without_descriptions{},
                                   detail::open_tensors({files.begin(), files.end()}));
         const std::vector<std::uint32_t> indices = opened.select_indices(options.names);

@@ -187,7 +187,12 @@ def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], r
     if report is not None and not isinstance(report, dict):
         raise InvalidArgument(f"report is a dict that receives facts about the load, not {type(report).__name__}")
     where = load_device_name(device)
-    kind = framework_of(framework, where)
+    return deliver(load, where, framework_of(framework, where), route, threads, progress, report)
+
+
+def deliver(load: Callable[..., Any], where: str, kind: str, route: str = "auto", threads: int = 0,
+            progress: Optional[Progress] = None, report: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
+    """The same with arguments that have been checked: a device by pinflow's name, a framework of `framework_of`."""
     loaded: Dict[str, Any] = {}
     if kind != "pt":
         made, tensors, facts = load(where, route, threads, False, None, progress)

@@ -12,7 +12,7 @@ from . import _native
 from ._arrays import PathLike, working_folder
 from ._devices import load_device_name
 from ._errors import InvalidArgument, Unsupported, shown
-from ._load import framework_of, is_name, load_with, path_texts
+from ._load import deliver, framework_of, is_name, load_with, path_texts
 from ._tensor_types import FORMAT_NAMES
 
 #: A tensor to load: its name, the axis of a slice or -1, its begin and end, and the type to cast to or "".
@@ -68,8 +68,9 @@ class TensorSlice:
         if opened._framework != "dlpack":
             if request[1] > 0 and self._name in opened._mappable and not _native.has_many_mappings():
                 return opened._load((self._name, -1, 0, 0, ""))[key]  # a view, without reading anything
-            return opened._load(request)[rest]
-        if not all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in rest):
+            loaded = opened._load(request)
+            return loaded if _selects_all(rest) else loaded[rest]
+        if not _selects_all(rest):
             raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
                               "that another library makes of it")
         return self._opened._load(request)
@@ -89,15 +90,25 @@ class TensorSlice:
             keys = (*keys[:dots[0]], *(slice(None),) * (len(shape) - len(keys) + 1), *keys[dots[0] + 1:])
         if len(keys) > len(shape):
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
-        parts = [_part_of(each, shape[axis]) for axis, each in enumerate(keys)]
-        rest = [part[2] if part[:2] == (0, length) else each for part, each, length in zip(parts, keys, shape)]
-        ellipsis = (Ellipsis,) if dots else ()  # with it, numpy returns an array without axes, not a scalar
-        restricted = [axis for axis, part in enumerate(parts) if part[:2] != (0, shape[axis])]
-        if not restricted:
-            return whole, (*rest, *ellipsis)
-        axis = min(restricted, key=lambda each: (parts[each][1] - parts[each][0]) / shape[each])
-        begin, end, rest[axis] = parts[axis]
-        return (self._name, axis, begin, end, ""), (*rest, *ellipsis)
+        request, kept = whole, None
+        rest = builtins.list(keys)
+        least = 1.0  # of an axis, which is then restricted
+        for axis, (each, length) in enumerate(zip(keys, shape)):
+            begin, end, within = _part_of(each, length)
+            if (begin, end) == (0, length):
+                rest[axis] = within
+            elif (end - begin) / length < least:
+                least = (end - begin) / length
+                request, kept = (self._name, axis, begin, end, ""), within
+        if request is not whole:
+            rest[request[1]] = kept
+        if dots:
+            rest.append(Ellipsis)  # with it, numpy returns an array without axes, not a scalar
+        return request, tuple(rest)
+
+
+def _selects_all(key: Tuple[Any, ...]) -> bool:
+    return all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in key)
 
 
 def _is_number(key: Any) -> bool:
@@ -224,16 +235,16 @@ class safe_open:  # named as in safetensors, whose place it takes
         return self._load_all(requests)
 
     def _shape(self, name: str) -> Tuple[int, ...]:
+        shape = self._shapes.get(name) if isinstance(name, str) else None
+        if shape is not None:
+            return shape
         if not is_name(name):
             raise InvalidArgument(f"the name of a tensor is a str in valid Unicode, not {shown(name)}")
-        shape = self._shapes.get(name)
-        if shape is None:
-            self._files.check(name)  # says why
-            raise InvalidArgument(f"there is no tensor {name!r}")
-        return shape
+        self._files.check(name)  # says why
+        raise InvalidArgument(f"there is no tensor {name!r}")
 
     def _load_all(self, requests: List[_Request]) -> Dict[str, Any]:
-        return load_with(functools.partial(self._files.load, requests), self._device, self._framework)
+        return deliver(functools.partial(self._files.load, requests), load_device_name(self._device), self._framework)
 
     def _load(self, request: _Request) -> Any:
         return self._load_all([request])[request[0]]
