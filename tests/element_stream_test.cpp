@@ -69,6 +69,40 @@ shape_vector random_shape(random_engine& random, std::uint64_t max_elements) {
     return shape;
 }
 
+/// Selects a random range of each axis, and compares what is read in pieces of random sizes.
+void check_box(element_stream& stream, const expected_elements& elements,
+               std::span<const std::byte> delivered, random_engine& random) {
+    const shape_vector& shape = elements.shape;
+    shape_vector first(shape.size()), lengths(shape.size());
+    for (std::size_t axis = shape.size(); axis-- > 0;) {
+        first[axis] = random() % (shape[axis] + 1);
+        lengths[axis] = random() % (shape[axis] - first[axis] + 1);
+        REQUIRE(stream.select(axis, first[axis], first[axis] + lengths[axis]));
+    }
+    const std::uint64_t item_bytes = stream.dtype().size_bytes();
+    std::vector<std::byte> read(pinflow::element_count(lengths) * item_bytes);
+    std::vector<std::byte> expected;
+    for (std::span<std::byte> rest = read; !rest.empty();) {
+        const auto piece = rest.first(std::min(rest.size(), (1 + random() % 2'000) * item_bytes));
+        stream.read(piece);
+        rest = rest.subspan(piece.size());
+    }
+    for (std::uint64_t index = 0; index * item_bytes < read.size(); ++index) {
+        std::uint64_t place = 0, item = 1, left = index;
+        for (std::size_t axis = shape.size(); axis-- > 0;) {
+            place += (first[axis] + left % lengths[axis]) * item;
+            left /= lengths[axis];
+            item *= shape[axis];
+        }
+        const auto element = delivered.subspan(place * item_bytes, item_bytes);
+        expected.insert(expected.end(), element.begin(), element.end());
+    }
+    CHECK((read == expected));
+    if (item_bytes == 0) return;
+    std::vector<std::byte> another(item_bytes);
+    CHECK_THROWS_AS(stream.read(another), pinflow::invalid_argument);
+}
+
 /// Counts the reads of files during its lifetime.
 class read_counter {
  public:
@@ -122,6 +156,7 @@ TEST_CASE("element_stream: delivers any type, shape and order, in C order and li
                 selecting->read(selected);
                 CHECK(std::ranges::equal(selected,
                                          std::span(delivered).subspan(begin * row_bytes, selected.size())));
+                check_box(*selecting, elements, delivered, random);
             }
         }
     }
@@ -203,10 +238,15 @@ TEST_CASE("element_stream: contiguous elements are read at once, in any order") 
     const temporary_folder folder;
     random_engine random(2);
     const auto reads = [&](const dtype& type, const shape_vector& shape, bool fortran_order,
-                           std::uint64_t memory_bytes) {
+                           std::uint64_t memory_bytes, std::uint64_t calls = 1) {
         const auto [source, expected] = make_array(random, folder / "data", type, shape, fortran_order);
         const read_counter counter;
-        CHECK((read_all(source, memory_bytes) == expected.little_endian()));
+        const auto stream = stream_elements(source, memory_bytes);
+        std::vector<std::byte> elements(source.size_bytes());
+        for (std::uint64_t call = 0; call < calls; ++call)
+            stream->read(
+                std::span(elements).subspan(call * (elements.size() / calls), elements.size() / calls));
+        CHECK((elements == expected.little_endian()));
         return counter.count();
     };
     const dtype f4 = dtype::parse("<f4");
@@ -215,9 +255,12 @@ TEST_CASE("element_stream: contiguous elements are read at once, in any order") 
     CHECK(reads(f4, {0, 80}, true, 0) == 0);
     CHECK(reads(f4, {100, 80}, true, mebibyte) == 1);
     // half of the rows at a time: the other half of each column is a short gap, which is read too
-    CHECK(reads(f4, {256, 100}, true, 0) == 2);
+    CHECK(reads(f4, {256, 100}, true, 0, 4) == 2);
     // columns of 64 KiB, of which a block holds an eighth: 2 KiB at a time would be 32 * 8 reads
-    CHECK(reads(f4, {16'384, 8}, true, (512 << 10) + (64 << 10)) == 8 * 8);
+    CHECK(reads(f4, {16'384, 8}, true, (512 << 10) + (64 << 10), 32) == 8 * 8);
+    // a call for all that is left needs no block
+    CHECK(reads(f4, {256, 100}, true, 0) == 1);
+    CHECK(reads(f4, {65'536, 8}, true, 0) == reads(f4, {65'536, 8}, true, 16 * mebibyte));
 }
 
 TEST_CASE("element_stream: memory stays within bounds for a larger file in Fortran order") {

@@ -54,7 +54,8 @@ std::vector<std::byte> part_of(std::span<const std::byte> all, const pinflow::sh
 /// Whether a stream can be restricted along every axis, and not only along the first one.
 bool selects_all_axes(const hdf5_file_entry& entry) {
     const hdf5_storage storage = entry.description->storage;
-    return storage == hdf5_storage::chunked || storage == hdf5_storage::absent;
+    return storage == hdf5_storage::chunked || storage == hdf5_storage::absent ||
+           storage == hdf5_storage::contiguous;
 }
 
 /// Reads `count` elements, in pieces of random sizes.

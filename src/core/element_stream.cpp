@@ -21,22 +21,26 @@ namespace {
 constexpr std::uint64_t large_unit_bytes = 64 << 10;
 /// The smallest block worth reordering; used even if `memory_bytes` is less.
 constexpr std::uint64_t min_block_bytes = 64 << 10;
+/// Destinations of this size, and the whole rest of a part, are read without a block.
+constexpr std::uint64_t large_destination_bytes = std::uint64_t{32} << 20;
+/// Elements that are read before their bytes are swapped. They stay in a core's cache.
+constexpr std::uint64_t swapped_bytes = 256 << 10;
 
 class array_elements final : public element_stream {
  public:
     array_elements(const array& source, std::uint64_t memory_bytes)
-        : file_(source.file()),
+        : source_(source),
           dtype_(source.dtype().little_endian()),
-          shape_(source.shape()),
-          size_bytes_(source.size_bytes()),
           swap_(source.dtype()),
+          first_(source.shape().size()),
+          lengths_(source.shape()),
+          end_bytes_(source.size_bytes()),
           reader_(source),
-          in_blocks_(!reader_.in_order() && reader_.unit_bytes() < large_unit_bytes),
           max_block_bytes_(std::max(min_block_bytes,
                                     memory_bytes - std::min(memory_bytes, strided_reader::scratch_bytes))) {}
 
     const pinflow::dtype& dtype() const noexcept override { return dtype_; }
-    const shape_vector& shape() const noexcept override { return shape_; }
+    const shape_vector& shape() const noexcept override { return source_.shape(); }
     void read(std::span<std::byte> destination) override;
     bool skip(std::uint64_t size_bytes) override {
         position_bytes_ += size_bytes;
@@ -44,36 +48,35 @@ class array_elements final : public element_stream {
         return true;
     }
     bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
-        if (axis != 0) return false;
-        const std::uint64_t row_bytes = shape_[0] == 0 ? 0 : size_bytes_ / shape_[0];
-        position_bytes_ = begin * row_bytes;
-        end_bytes_ = end * row_bytes;
+        first_[axis] = begin;
+        lengths_[axis] = end - begin;
+        end_bytes_ = element_count(lengths_) * dtype_.size_bytes();
+        reader_ = strided_reader(source_, first_, lengths_);
+        position_bytes_ = 0;
         block_ = {};
         return true;
     }
     void finish() override {
-        if (file_) file_->check_unchanged();
+        if (source_.file()) source_.file()->check_unchanged();
     }
 
  private:
-    void read_now(std::uint64_t begin_bytes, std::span<std::byte> destination) {
-        reader_.read(begin_bytes, destination, scratch_);
-        swap_.apply(destination);
-    }
+    bool in_blocks() const noexcept { return !reader_.in_order() && reader_.unit_bytes() < large_unit_bytes; }
+    void read_now(std::uint64_t begin_bytes, std::span<std::byte> destination);
     void read_block();
 
-    std::shared_ptr<const input_file> file_;
+    array source_;
     pinflow::dtype dtype_;
-    shape_vector shape_;
-    std::uint64_t size_bytes_;
-    std::uint64_t end_bytes_ = size_bytes_;  ///< of what is read
     swap_plan swap_;
+    // the part that is read, along each axis
+    shape_vector first_;
+    shape_vector lengths_;
+    std::uint64_t end_bytes_;  ///< of the part
     strided_reader reader_;
     scratch_memory scratch_;
     std::uint64_t position_bytes_ = 0;
 
     // if the source is not in C order: reads ahead and reorders as much as the memory holds
-    bool in_blocks_;
     std::uint64_t max_block_bytes_;
     memory_region block_memory_;
     std::span<const std::byte> block_;  // the part of it not delivered yet
@@ -88,20 +91,37 @@ void array_elements::read(std::span<std::byte> destination) {
         throw invalid_argument(fmt::format(
             "cannot read {} bytes at byte {} of an array of shape {}: its part that is read ends at "
             "byte {}",
-            destination.size(), position_bytes_, to_string(shape_), end_bytes_));
+            destination.size(), position_bytes_, to_string(shape()), end_bytes_));
     }
-    if (!in_blocks_) {
-        read_now(position_bytes_, destination);
-        position_bytes_ += destination.size();
-        return;
-    }
+    const bool reads_blocks = in_blocks();
     while (!destination.empty()) {
+        const bool is_direct = !reads_blocks || destination.size() >= large_destination_bytes ||
+                               destination.size() == end_bytes_ - position_bytes_;
+        if (block_.empty() && is_direct) {
+            read_now(position_bytes_, destination);
+            position_bytes_ += destination.size();
+            return;
+        }
         if (block_.empty()) read_block();
         const std::size_t count = std::min(block_.size(), destination.size());
         std::memcpy(destination.data(), block_.data(), count);
         position_bytes_ += count;
         block_ = block_.subspan(count);
         destination = destination.subspan(count);
+    }
+}
+
+void array_elements::read_now(std::uint64_t begin_bytes, std::span<std::byte> destination) {
+    const bool in_pieces = !swap_.empty() && reader_.in_order();
+    const std::uint64_t piece_bytes =
+        in_pieces ? std::max<std::uint64_t>(swapped_bytes / dtype_.size_bytes(), 1) * dtype_.size_bytes()
+                  : destination.size();
+    while (!destination.empty()) {
+        const auto piece = destination.first(std::min<std::uint64_t>(piece_bytes, destination.size()));
+        reader_.read(begin_bytes, piece, scratch_);
+        swap_.apply(piece);
+        begin_bytes += piece.size();
+        destination = destination.subspan(piece.size());
     }
 }
 

@@ -106,23 +106,26 @@ class strided_read {
 };
 
 strided_reader::strided_reader(array source)
+    : strided_reader(source, shape_vector(source.shape().size()), source.shape()) {}
+
+strided_reader::strided_reader(array source, const shape_vector& first, const shape_vector& lengths)
     : array_(std::move(source)),
       data_(array_.file() ? nullptr : array_.view().data()),
       unit_bytes_(array_.dtype().size_bytes()) {
-    if (array_.size_bytes() == 0) return;
-    const shape_vector& shape = array_.shape();
+    if (array_.size_bytes() == 0 || element_count(lengths) == 0) return;
     std::uint64_t item_bytes = unit_bytes_;
-    for (std::size_t index = shape.size(); index-- > 0;) {
-        if (shape[index] == 1) continue;
+    for (std::size_t index = lengths.size(); index-- > 0;) {
         const auto stride = static_cast<std::uint64_t>(array_.strides_bytes()[index]);
+        first_bytes_ += first[index] * stride;
+        if (lengths[index] == 1) continue;
         if (axes_.empty() && stride == unit_bytes_) {
-            unit_bytes_ *= shape[index];
+            unit_bytes_ *= lengths[index];
         } else if (!axes_.empty() && stride == axes_.front().count * axes_.front().stride_bytes) {
-            axes_.front().count *= shape[index];
+            axes_.front().count *= lengths[index];
         } else {
-            axes_.insert(axes_.begin(), {shape[index], stride, item_bytes});
+            axes_.insert(axes_.begin(), {lengths[index], stride, item_bytes});
         }
-        item_bytes *= shape[index];
+        item_bytes *= lengths[index];
     }
 }
 
@@ -145,7 +148,7 @@ std::uint64_t strided_reader::block_end(std::uint64_t begin_bytes, std::uint64_t
 std::chrono::nanoseconds strided_reader::read(std::uint64_t begin_bytes, std::span<std::byte> destination,
                                               scratch_memory& scratch) const {
     strided_read call(*this, scratch);
-    call.read_range(0, 0, begin_bytes, destination);
+    call.read_range(0, first_bytes_, begin_bytes, destination);
     return call.waited();
 }
 

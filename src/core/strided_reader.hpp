@@ -38,6 +38,8 @@ class strided_reader {
     static constexpr std::uint64_t scratch_bytes = 512 << 10;
 
     explicit strided_reader(array source);
+    /// Of a part of the array: the indices `first[axis]` ... `first[axis] + lengths[axis] - 1` of each axis.
+    strided_reader(array source, const shape_vector& first, const shape_vector& lengths);
 
     /// Whether the elements are stored in C order, with or without gaps.
     bool in_order() const noexcept;
@@ -62,9 +64,10 @@ class strided_reader {
     };
 
     array array_;
-    const std::byte* data_;     // of an array in memory
-    std::uint64_t unit_bytes_;  // of a unit: one element, or as many elements as are contiguous
-    std::vector<axis> axes_;    // over units, from the outermost to the innermost, without axes of length 1
+    const std::byte* data_;          // of an array in memory
+    std::uint64_t first_bytes_ = 0;  // from the array's first element to that of the part
+    std::uint64_t unit_bytes_;       // of a unit: one element, or as many elements as are contiguous
+    std::vector<axis> axes_;  // over units, from the outermost to the innermost, without axes of length 1
 
     friend class strided_read;
 };

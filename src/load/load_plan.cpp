@@ -64,7 +64,7 @@ class planner {
                                 "can be decoded",
                                 label_of(opened_, job.tensor), element_bytes, load_unit_bytes));
             const stored_tensor& stored = opened_.stored[job.tensor];
-            if (stored.is_fortran_order) ++plan_.fortran_count;
+            if (stored.is_fortran_order && stored.part_rows == 0) ++plan_.fortran_count;
             plan_.max_chunk_bytes = std::max(plan_.max_chunk_bytes, chunk_bytes_of(stored));
             add_decoded(index);
         } else if (std::max(job.size_bytes, staged_bytes_of(opened_, job, job.size_bytes)) >=

@@ -249,7 +249,7 @@ struct load_plan {
     std::size_t decoded_count = 0;      ///< of units that are decoded: the first ones of `others`
     std::uint64_t decoded_bytes = 0;    ///< of all chunks, or whole tensors, that are decoded
     std::uint64_t max_chunk_bytes = 0;  ///< the largest chunk of a dataset to decode
-    std::size_t fortran_count = 0;      ///< of jobs of tensors in Fortran order that are decoded
+    std::size_t fortran_count = 0;      ///< of jobs of tensors in Fortran order that are decoded as a whole
 
     std::span<const load_piece> pieces_of(const load_unit& unit) const {
         return std::span(pieces).subspan(unit.first_piece, unit.piece_count);

@@ -109,10 +109,19 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
     return array.offset_bytes;
 }
 
-/// stored_tensor::part_rows. Parts of an array in Fortran order would be short runs of the file, and the
-/// element stream of a .npz member checks the checksum of all of it.
+/// stored_tensor::part_rows. The element stream of a .npz member checks the checksum of all of it.
 std::uint64_t part_rows_of(const array_listing& array, file_format format) {
-    if (array.shape.empty() || format == file_format::npz || is_reordered(array)) return 0;
+    if (array.shape.empty() || format == file_format::npz) return 0;
+    if (is_reordered(array)) {
+        // a part consists of runs of the file, one for each column
+        constexpr std::uint64_t min_run_bytes = 64 << 10;
+        constexpr std::uint64_t max_part_bytes = std::uint64_t{16} << 20;
+        const std::uint64_t element_bytes = std::max<std::uint64_t>(array.dtype->size_bytes(), 1);
+        const std::uint64_t rows = (min_run_bytes - 1) / element_bytes + 1;
+        const bool is_small =
+            rows < array.shape[0] && array.size_bytes / array.shape[0] * rows <= max_part_bytes;
+        return is_small ? rows : 0;
+    }
     if (!array.chunk_shape.empty()) return std::min(array.chunk_shape[0], array.shape[0]);
     return array.offset_bytes ? 1 : 0;
 }

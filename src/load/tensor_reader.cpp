@@ -214,7 +214,7 @@ void tensor_reader::read_runs(const load_job& job, std::uint64_t begin_bytes,
 /// The memory for decoding a job.
 std::uint64_t tensor_reader::memory_for(const load_job& job) const {
     const stored_tensor& stored = opened_.stored[job.tensor];
-    if (stored.is_fortran_order) {
+    if (stored.is_fortran_order && stored.part_rows == 0) {
         constexpr std::uint64_t max_shares = reordering_memory_bytes / decoding_memory_bytes;
         return reordering_memory_bytes / std::clamp<std::uint64_t>(plan_.fortran_count, 1, max_shares);
     }

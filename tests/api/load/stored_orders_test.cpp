@@ -34,6 +34,7 @@ std::vector<model_tensor> tensors_to_store() {
     tensors.push_back(random_tensor("bytes", dtype::of<std::uint8_t>(), {1201, 1301}));
     tensors.push_back(random_tensor("large", dtype::of<float>(), {1301, 1499}));
     tensors.push_back(random_tensor("wide", dtype::of<double>(), {3, 400'001}));
+    tensors.push_back(random_tensor("tall", dtype::of<float>(), {200'001, 7}));
     return tensors;
 }
 
