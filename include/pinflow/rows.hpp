@@ -190,7 +190,9 @@ struct row_scatter {
 /// The route of a call's rows, and the reason for it.
 struct row_plan {
     row_route route = row_route::automatic;
-    bool sorted = false;  ///< rows are read or written in the order of their addresses, repeated ones once
+    /// Rows are read or written in the order of their addresses, repeated ones once. On the host device,
+    /// scatters on the route direct are sorted for other policies than duplicate_policy::last only.
+    bool sorted = false;
     /// Thread blocks of the direct part; 0 on the routes copy and staged. If the options set no number, sums
     /// and batches that are not aligned to 16 bytes may use more.
     unsigned blocks = 0;

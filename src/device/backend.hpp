@@ -157,9 +157,10 @@ class device_backend {
     /// Copies the rows of equal indices from their first position to the others. Enqueue it after all gathers
     /// of the order, by kernel and staged.
     virtual void repeat_rows(const row_transfer& transfer, void* stream) = 0;
-    /// Copies rows from the batches to the table. The order must be sorted, unless all its indices differ.
-    /// For a sum, `type` is the type of the elements. The table, its row size and the batches are then
-    /// aligned to the size of an element.
+    /// Copies rows from the batches to the table. The order must be sorted, unless all its indices differ. On
+    /// the host device, it need not be sorted if the last one of repeated rows is written. For a sum, `type`
+    /// is the type of the elements. The table, its row size and the batches are then aligned to the size of
+    /// an element.
     virtual void scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                               void* stream) = 0;
 

@@ -113,7 +113,8 @@ const std::shared_ptr<pending_call>& row_call::errors() {
 // ---- the order of the rows -------------------------------------------------------------------------------
 
 void row_call::prepare_order() {
-    if (has_device_ids_) return order_on_device(stream());
+    // a host stream would lose time waiting for another one, and has nothing to copy meanwhile
+    if (has_device_ids_ || setup_.device.kind() == device_kind::host) return order_on_device(stream());
     {
         const std::lock_guard lock(preparing_.mutex);
         order_on_device(preparing_.stream);

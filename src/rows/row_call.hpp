@@ -72,7 +72,10 @@ class row_call {
     void begin(transfer_plan plan);
     const transfer_plan& plan() const noexcept { return plan_; }
     /// Whether rows are moved in the order of their indices.
-    bool is_sorted() const noexcept { return plan_.parts.front().sorted || !is_gather(); }
+    bool is_sorted() const noexcept {
+        const bool is_last_written = request_.policy == duplicate_policy::last;
+        return plan_.parts.front().sorted || (!is_gather() && !is_last_written);
+    }
     /// Enqueues the preparation of the rows' order on the device: copies, checks and sorts the indices, as
     /// far as needed. If all indices are in host memory, it runs on the preparing stream and waits for no
     /// earlier work of the call's stream.

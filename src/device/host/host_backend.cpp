@@ -201,7 +201,9 @@ class host final : public device_backend {
                     const error_memory& errors, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::check(ids, count, row_count, errors); });
     }
-    std::uint64_t sort_scratch_bytes(std::uint64_t, std::uint64_t, sort_kernels) override { return 0; }
+    std::uint64_t sort_scratch_bytes(std::uint64_t count, std::uint64_t, sort_kernels) override {
+        return host_rows::sort_scratch_bytes(count);
+    }
     void sort_rows(const row_sort& sort, void* stream) override {
         stream_of(stream).enqueue([=] { host_rows::sort(sort); });
     }

@@ -2,12 +2,16 @@
 
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_for.h>
-#include <tbb/parallel_sort.h>
+#include <tbb/task_arena.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <bit>
 #include <cstring>
+#include <numeric>
 #include <span>
+#include <utility>
 
 #include "src/core/scalar.hpp"
 
@@ -100,6 +104,28 @@ void sum_rows(const row_transfer& work, std::uint64_t index, Widen widen, Narrow
     }
 }
 
+/// Scatters indices in their order, so that of equal ones the last row is written last. Each task looks at
+/// all indices, and writes the rows of some blocks of the table.
+void scatter_in_order(const row_transfer& work) {
+    constexpr std::uint64_t max_tasks = 8;
+    constexpr unsigned block_bits = 6;  // 64 rows, so that tasks seldom write to the same cache line
+    if (refused(work.errors) || work.table.row_size_bytes == 0) return;
+    const row_range moved = work.range == nullptr ? row_range{work.begin, work.end} : *work.range;
+    const std::uint64_t wanted = (moved.end - moved.begin) * work.table.row_size_bytes / bytes_of_task;
+    const auto cores = static_cast<std::uint64_t>(tbb::this_task_arena::max_concurrency());
+    const std::uint64_t tasks =
+        std::bit_floor(std::clamp<std::uint64_t>(std::min(wanted, cores), 1, max_tasks));
+    const auto write = [&](std::uint64_t task) {
+        for (std::uint64_t index = moved.begin; index != moved.end; ++index) {
+            if ((work.order.ids[index] >> block_bits & (tasks - 1)) != task) continue;
+            std::memcpy(row_of_table(work, index), row_of_batch(work, position_of(work.order, index)),
+                        work.table.row_size_bytes);
+        }
+    };
+    if (tasks == 1) return write(0);
+    tbb::parallel_for(std::uint64_t{0}, tasks, write);
+}
+
 template <typename Value>
 void sum_plain(const row_transfer& work, std::uint64_t index) {
     const auto same = [](Value value) { return value; };
@@ -130,6 +156,51 @@ void sum_into(const row_transfer& work, std::uint64_t index, sum_type type) {
     }
 }
 
+void sort_by_comparison(const row_sort& sort) {
+    const std::uint64_t* const ids = sort.ids;
+    for (std::uint64_t i = 0; i < sort.count; ++i)
+        sort.positions[i] = static_cast<std::uint32_t>(i);
+    std::sort(sort.positions, sort.positions + sort.count,
+              [=](std::uint32_t a, std::uint32_t b) { return ids[a] != ids[b] ? ids[a] < ids[b] : a < b; });
+    for (std::uint64_t i = 0; i < sort.count; ++i)
+        sort.sorted_ids[i] = ids[sort.positions[i]];
+}
+
+/// A stable sort, digit by digit from the lowest one, of the distances to the smallest index.
+void sort_by_digits(const row_sort& sort) {
+    constexpr unsigned digit_bits = 11;
+    constexpr std::uint64_t digit_mask = (1 << digit_bits) - 1;
+    struct indices {
+        std::uint64_t* ids;
+        std::uint32_t* positions;
+    };
+    const auto [smallest, largest] = std::minmax_element(sort.ids, sort.ids + sort.count);
+    const std::uint64_t base = *smallest;
+    const auto bits = static_cast<unsigned>(std::bit_width(*largest - base));
+    const unsigned passes = std::max((bits + digit_bits - 1) / digit_bits, 1U);
+    auto* const scratch_ids = reinterpret_cast<std::uint64_t*>(sort.scratch);
+    indices to{sort.sorted_ids, sort.positions};
+    indices other{scratch_ids, reinterpret_cast<std::uint32_t*>(scratch_ids + sort.count)};
+    if (passes % 2 == 0) std::swap(to, other);
+    for (unsigned pass = 0; pass < passes; ++pass) {
+        const bool is_first = pass == 0;
+        const std::uint64_t* const ids = is_first ? sort.ids : other.ids;
+        const auto digit_of = [=](std::uint64_t id) {
+            return (id - base) >> (pass * digit_bits) & digit_mask;
+        };
+        std::array<std::uint32_t, digit_mask + 1> next{};  // where the next index with this digit goes
+        for (std::uint64_t i = 0; i < sort.count; ++i)
+            ++next[digit_of(ids[i])];
+        std::exclusive_scan(next.begin(), next.end(), next.begin(), std::uint32_t{0});
+        for (std::uint64_t i = 0; i < sort.count; ++i) {
+            const std::uint32_t place = next[digit_of(ids[i])]++;
+            to.ids[place] = ids[i];
+            to.positions[place] = is_first ? static_cast<std::uint32_t>(i) : other.positions[i];
+        }
+        std::swap(to, other);
+    }
+}
+
 }  // namespace
 
 void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count,
@@ -146,16 +217,18 @@ void check(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_coun
     *errors.report = *errors.found;
 }
 
+std::uint64_t sort_scratch_bytes(std::uint64_t count) noexcept {
+    return count * (sizeof(std::uint64_t) + sizeof(std::uint32_t));
+}
+
 void sort(const row_sort& sort) {
-    const std::uint64_t* const ids = sort.ids;
-    for (std::uint64_t i = 0; i < sort.count; ++i)
-        sort.positions[i] = static_cast<std::uint32_t>(i);
-    tbb::parallel_sort(sort.positions, sort.positions + sort.count, [=](std::uint32_t a, std::uint32_t b) {
-        return ids[a] != ids[b] ? ids[a] < ids[b] : a < b;
-    });
-    for (std::uint64_t i = 0; i < sort.count; ++i)
-        sort.sorted_ids[i] = ids[sort.positions[i]];
-    if (sort.errors.found != nullptr) check(ids, sort.count, sort.row_count, sort.errors);
+    constexpr std::uint64_t few = 512;
+    if (sort.count < few) {
+        sort_by_comparison(sort);
+    } else {
+        sort_by_digits(sort);
+    }
+    if (sort.errors.found != nullptr) check(sort.ids, sort.count, sort.row_count, sort.errors);
 }
 
 void refuse_repeated(const row_order& order, const std::uint64_t* ids, const error_memory& errors) {
@@ -232,6 +305,8 @@ void repeat(const row_transfer& transfer) {
 }
 
 void scatter(const row_transfer& transfer, repeated_rows repeated, sum_type type) {
+    const bool may_repeat = !transfer.order.sorted && !transfer.compact && !transfer.table.by_address;
+    if (may_repeat && repeated == repeated_rows::last) return scatter_in_order(transfer);
     for_each_index(transfer, [&](std::uint64_t index) {
         if (repeated == repeated_rows::sum) {
             if (!is_repeated(transfer.order, index)) sum_into(transfer, index, type);

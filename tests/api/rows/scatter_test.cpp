@@ -224,6 +224,27 @@ TEST_CASE("rows: many rows pass through small staging buffers on their way to th
 
 // ---- sums ---------------------------------------------------------------------------------------
 
+TEST_CASE("rows: of many repeated rows the last one is written, whatever the size of a row") {
+    on_each_device([](const device& device) {
+        std::mt19937_64 random(14);
+        for (const std::size_t row_bytes : {1U, 16U, 100U, 1024U}) {
+            CAPTURE(row_bytes);
+            constexpr std::size_t table_rows = 700;
+            const auto content = random_bytes(table_rows * row_bytes, random);
+            id_vector ids(5000);
+            for (auto& id : ids)
+                id = random() % table_rows;
+            const auto rows = random_bytes(ids.size() * row_bytes, random);
+            const guarded_table table(device, content);
+            const guarded_rows from(device, rows);
+            row_exchange exchange(row_table(table.bytes(), row_bytes), device);
+            exchange.scatter(ids_of(ids), from.data());
+            CHECK(table.holds(scattered(content, row_bytes, ids, rows)));
+            CHECK(exchange.plan_scatter(ids.size()).sorted == (device.kind() != device_kind::host));
+        }
+    });
+}
+
 TEST_CASE("rows: repeated rows are added up, whatever their type and number") {
     on_each_summing_route([](const device& device, row_route route) {
         check_random_sums<half_bits>(device, route);
