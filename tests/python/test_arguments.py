@@ -243,6 +243,24 @@ class LoaderTest(Folder):
         loader = pinflow.Loader(self.saved(), order=Endless(), batch=10, device="host")
         self.assertEqual(first_row_of(next(iter(loader))[0]), 3)
 
+    def test_an_order_that_does_not_write_its_row_numbers_is_refused(self):
+        class Order:
+            name, position_count = "mine/1", ROWS
+
+            def __init__(self, written, returned):
+                self._written, self._returned = written, returned
+
+            def rows_at(self, epoch, first, out):
+                for i in range(min(len(out), self._written)):
+                    out[i] = first + i
+                return np.arange(first, first + len(out)) if self._returned else None
+
+        for order, sentence in ((Order(ROWS, True), "mine/1.*returns None, but it returned something"),
+                                (Order(3, False), "row")):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, sentence):
+                for _ in pinflow.Loader(self.saved(), order=order, batch=10, device="host"):
+                    pass
+
     def test_a_weighted_order_draws_rows_in_proportion(self):
         path = self.saved()
         weights = np.zeros(ROWS)

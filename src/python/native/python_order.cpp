@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "pinflow/error.hpp"
 #include "src/python/native/buffer.hpp"
 #include "src/python/native/errors.hpp"
 #include "src/python/native/python_owner.hpp"
@@ -39,7 +40,14 @@ class python_sequence final : public row_sequence {
             if (!bytes.is_valid()) throw nb::python_error();
             const nb::object view = nb::steal(PyMemoryView_FromObject(bytes.ptr()));
             if (!view.is_valid()) throw nb::python_error();
-            nb::borrow(order_.get()).attr("rows_at")(epoch, first, view.attr("cast")("Q"));
+            // positions that rows_at leaves out get a number that no row has
+            std::memset(PyByteArray_AsString(bytes.ptr()), 0xff, rows.size_bytes());
+            const nb::object result =
+                nb::borrow(order_.get()).attr("rows_at")(epoch, first, view.attr("cast")("Q"));
+            if (!result.is_none())
+                throw invalid_argument("the order '" + name_ +
+                                       "': rows_at writes the row numbers to `out` and returns None, but it "
+                                       "returned something");
             std::memcpy(rows.data(), PyByteArray_AsString(bytes.ptr()), rows.size_bytes());
         } catch (const nb::python_error& raised) {
             throw python_failure(raised);
