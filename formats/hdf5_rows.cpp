@@ -411,7 +411,7 @@ std::shared_ptr<const hdf5_chunk_reader> make_hdf5_chunk_reader(const hdf5_datas
 
 std::unique_ptr<element_stream> make_hdf5_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes,
                                                    std::shared_ptr<const hdf5_chunk_reader> reader) {
-    check_dataset(dataset);
+    if (!reader) check_dataset(dataset);  // a reader has been made of a dataset that was checked
     switch (dataset.description->storage) {
         case hdf5_storage::contiguous:
             return stream_elements(map_contiguous(dataset), memory_bytes);

@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "formats/element_streams.hpp"
+#include "formats/hdf5_access.hpp"
 #include "pinflow/error.hpp"
 #include "tests/support/file_bytes.hpp"
 #include "tests/support/temporary_folder.hpp"
@@ -29,10 +31,20 @@ class counting_access final : public pinflow::detail::hdf5_access {
  public:
     std::atomic<std::size_t> alive = 0;
     std::atomic<std::size_t> opened = 0;
+    std::atomic<std::size_t> described = 0;
     std::atomic<bool> refuses = false;
 
     std::vector<pinflow::array_listing> list(const input_file&) override { return {}; }
-    hdf5_description describe(const input_file&, std::string_view) override { return {}; }
+    hdf5_description describe(const input_file&, std::string_view name) override {
+        ++described;
+        hdf5_description description;
+        description.name = name;
+        description.dtype = pinflow::dtype::of<std::uint8_t>();
+        description.shape = {40};
+        description.storage = pinflow::detail::hdf5_storage::library;
+        description.library_reason = "of this test";
+        return description;
+    }
     hdf5_read_function reader(std::shared_ptr<const input_file>, const hdf5_description& dataset) override {
         if (refuses) throw pinflow::data_changed("refused");
         ++opened;
@@ -106,6 +118,28 @@ TEST_CASE("hdf5 kept readers: of many datasets, those that were used last are op
     CHECK(many.access->opened <= 200);
     many.readers.clear();
     CHECK(many.access->alive == 0);
+}
+
+TEST_CASE("hdf5 kept readers: parts of one dataset after the other are read by one reader") {
+    const temporary_folder folder;
+    write_bytes(folder / "data", pattern_bytes(10));
+    const auto access = std::make_shared<counting_access>();
+    pinflow::detail::use_hdf5_access(access);
+    auto elements = pinflow::detail::open_hdf5_elements(folder / "data");
+    for (const char* const name : {"3", "4"}) {
+        for (std::uint64_t row = 0; row < 40; ++row) {
+            const auto part = elements->stream_of_part(name, 1 << 20);
+            REQUIRE(part->select(0, row, row + 1));
+            std::array<std::byte, 1> read{};
+            part->read(read);
+            CHECK(read[0] == static_cast<std::byte>(std::stoi(name)));
+        }
+    }
+    CHECK(access->described == 2);
+    CHECK(access->opened == 2);
+    CHECK(access->alive == 1);
+    elements.reset();
+    CHECK(access->alive == 0);
 }
 
 TEST_CASE("hdf5 kept readers: what fails when a dataset is opened again reaches the caller") {
