@@ -1,5 +1,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <malloc.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "src/cli/hdf5_child.hpp"
 #include "src/cli/output.hpp"
 #include "src/core/error_advice.hpp"
+#include "src/core/system.hpp"
 
 namespace {
 
@@ -87,10 +89,17 @@ void occupy_standard_descriptors() {
     }
 }
 
+/// By default, glibc reserves 64 to 128 MiB of addresses for each of several threads that allocate. Under a
+/// limit, these are missing for slots and stacks.
+void save_addresses() {
+    if (pinflow::detail::system::max_address_bytes()) ::mallopt(M_ARENA_MAX, 1);
+}
+
 }  // namespace
 
 int main(int argument_count, char** arguments) {
     occupy_standard_descriptors();
+    save_addresses();
     // ignored, so that writes to a closed pipe, or past RLIMIT_FSIZE, fail with an error message
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ, SIG_IGN);

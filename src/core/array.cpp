@@ -12,6 +12,7 @@
 #include "pinflow/mapped_file.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/mapping_reason.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/quote.hpp"
 
 namespace pinflow {
@@ -201,11 +202,14 @@ array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offse
                      shape_vector shape, bool fortran_order) {
     const std::uint64_t size_bytes = size_bytes_within(*file, offset_bytes, type, shape);
     std::shared_ptr<const mapped_file> mapping;
-    std::string reason = detail::mapping_reason(type, offset_bytes, size_bytes);
-    try {
-        mapping = std::make_shared<const mapped_file>(file, offset_bytes, size_bytes);
-    } catch (const system_failure& failure) {
-        reason = failure.what();
+    std::string reason = detail::mapping_shortage(size_bytes);
+    if (reason.empty()) {
+        reason = detail::mapping_reason(type, offset_bytes, size_bytes);
+        try {
+            mapping = std::make_shared<const mapped_file>(file, offset_bytes, size_bytes);
+        } catch (const system_failure& failure) {
+            reason = failure.what();
+        }
     }
     return of_mapping(std::move(file), offset_bytes, std::move(type), std::move(shape), fortran_order,
                       std::move(mapping), std::move(reason));

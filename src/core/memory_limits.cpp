@@ -160,6 +160,19 @@ std::uint64_t own_address_bytes() {
     return read_own_memory({}).address_bytes;
 }
 
+std::string mapping_shortage(std::uint64_t size_bytes) {
+    constexpr std::uint64_t small_bytes = std::uint64_t{8} << 20;
+    constexpr std::uint64_t kept_free_bytes = std::uint64_t{128} << 20;
+    const auto max_bytes = system::max_address_bytes();
+    if (!max_bytes || size_bytes < small_bytes) return {};
+    const std::uint64_t left_bytes = *max_bytes - std::min(*max_bytes, own_address_bytes());
+    if (left_bytes >= kept_free_bytes && left_bytes - kept_free_bytes >= size_bytes) return {};
+    return fmt::format(
+        "cannot map {} bytes: `ulimit -v` leaves {} bytes of addresses, of which {} are kept for threads and "
+        "memory",
+        size_bytes, left_bytes, kept_free_bytes);
+}
+
 std::string memory_shortage(std::uint64_t size_bytes) {
     constexpr std::uint64_t small_bytes = std::uint64_t{1} << 20;
     if (size_bytes < small_bytes) return {};
