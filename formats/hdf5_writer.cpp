@@ -76,13 +76,11 @@ void path_tree::add(const std::string& path) {
 }
 
 std::uint64_t payload_bytes_of(const dataset& of) {
-    std::uint64_t size_bytes = 0;
-    if (!detail::multiply(element_count(of.shape), of.dtype.size_bytes(), size_bytes) ||
-        size_bytes >> 63 != 0) {
+    if (!detail::fits_strides(of.shape, of.dtype.size_bytes())) {
         throw invalid_argument(
             fmt::format("of {} and shape {} is too large", of.dtype.descr(), to_string(of.shape)));
     }
-    return size_bytes;
+    return element_count(of.shape) * of.dtype.size_bytes();
 }
 
 void check_chunks(const dataset& of, std::uint64_t payload_bytes) {

@@ -196,13 +196,12 @@ std::string_view type_name_of(const safetensors_writer::tensor& tensor) {
 }
 
 std::uint64_t size_bytes_of(const safetensors_writer::tensor& tensor) {
-    std::uint64_t size_bytes = element_count(tensor.shape);
-    if (!detail::multiply(size_bytes, tensor.dtype.size_bytes(), size_bytes)) {
+    if (!detail::fits_strides(tensor.shape, tensor.dtype.size_bytes())) {
         throw invalid_argument(fmt::format("the tensor {} of {} and shape {} is too large",
                                            quote(tensor.name), tensor.dtype.descr(),
                                            to_string(tensor.shape)));
     }
-    return size_bytes;
+    return element_count(tensor.shape) * tensor.dtype.size_bytes();
 }
 
 /// `text` as a JSON string. @throws invalid_argument when it is not UTF-8.

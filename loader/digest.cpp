@@ -76,6 +76,8 @@ void digest::add_async(const batch& batch, stream_view stream) {
         throw invalid_argument(fmt::format("a digest on {} cannot be computed on a stream of {}",
                                            stream_.device().name(), stream.device().name()));
     }
+    const auto& lease = detail::lease_of(batch);
+    if (!lease) throw invalid_argument("a batch that has been released cannot be added to a digest");
     lost_->rethrow();
     arrays_.clear();
     for (std::size_t index = 0; index < batch.array_count(); ++index) {
@@ -87,9 +89,8 @@ void digest::add_async(const batch& batch, stream_view stream) {
         added_.push_back({stream.native_handle(), event(stream_.device())});
         known = std::prev(added_.end());
     }
-    const auto& lease = detail::lease_of(batch);
-    const bool is_view = stream_.device().kind() == device_kind::host && lease != nullptr &&
-                         !lease->pool().viewed_sources().empty();
+    const bool is_view =
+        stream_.device().kind() == device_kind::host && !lease->pool().viewed_sources().empty();
     if (is_view) {
         add_views_async(batch, stream);
     } else {

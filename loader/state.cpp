@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <span>
@@ -130,6 +131,8 @@ json parse_without_repeated_keys(std::string_view text) {
 }
 
 std::string read_whole(const std::filesystem::path& path) {
+    std::error_code no_status;
+    if (std::filesystem::is_directory(path, no_status)) fail("it is a folder, not a file");
     const input_file file(path);
     if (file.size_bytes() > max_file_bytes) {
         fail(fmt::format("it has {} bytes, and a state has at most {}", file.size_bytes(), max_file_bytes));

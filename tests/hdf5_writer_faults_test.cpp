@@ -135,6 +135,8 @@ TEST_CASE("hdf5 writer: impossible chunks, levels, shapes and alignments are ref
     hdf5_writer writer(path);
     const dtype f4 = dtype::parse("<f4");
     const auto refuse = [&](const dataset& made, const char* sentence) {
+        CHECK_THROWS_WITH_AS(writer.check({&made, 1}), doctest::Contains(sentence),
+                             pinflow::invalid_argument);
         CHECK_THROWS_WITH_AS(writer.begin(made), doctest::Contains(sentence), pinflow::invalid_argument);
     };
     refuse({"x", f4, {3}, 13}, "cannot be deflated at level 13: levels are 1 to 12, 0 is none");
@@ -146,7 +148,9 @@ TEST_CASE("hdf5 writer: impossible chunks, levels, shapes and alignments are ref
     refuse({"x", f4, {3, 4}, 1, {4, 4}}, "a chunk is longer than the dataset");
     refuse({"x", f4, {1 << 16, 1 << 16}, 1, {1 << 15, 1 << 15}}, "4 GiB");
     refuse({"x", dtype::parse("|u1"), {1ull << 40}, 1, {1ull << 32}}, "4 GiB");
-    refuse({"x", f4, {1ull << 40, 1ull << 40}}, "2^64");
+    refuse({"x", f4, {1ull << 40, 1ull << 40}},
+           "the dataset 'x' of <f4 and shape (1099511627776, 1099511627776) is too");
+    refuse({"x", f4, {0, 1ull << 63}}, "of <f4 and shape (0, 9223372036854775808) is too large");
     refuse({"x", f4, {1ull << 31, 1ull << 30}}, "of <f4 and shape (2147483648, 1073741824) is too large");
     for (const std::uint64_t alignment : {0u, 8u, 100u, 4u << 20}) {
         CHECK_THROWS_WITH_AS(hdf5_writer(folder / "b.h5", alignment),

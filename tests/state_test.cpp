@@ -207,6 +207,9 @@ TEST_CASE("state: a damaged file is reported in a sentence with its path") {
     CHECK(contains(refusal<format_error>(std::string((std::size_t{16} << 20) + 1, ' ')),
                    "it has 16777217 bytes, and a state has at most 16777216"));
     CHECK_THROWS_AS(loader_state::load("missing.json"), system_failure);
+    CHECK_THROWS_WITH_AS(loader_state::load("/tmp"),
+                         "'/tmp': cannot read the state of a loader: it is a folder, not a file",
+                         format_error);
 }
 
 TEST_CASE("state: a state of a newer pinflow is distinguished from a damaged state") {

@@ -65,10 +65,12 @@ struct tensor_request {
     /// chunks with elements of the part are read. A .npz member that the CPU decodes or reorders is read as a
     /// whole.
     std::optional<tensor_slice> slice = std::nullopt;
-    /// The type that the elements are cast to, as `pinflow convert --dtype` does. A GPU casts floats to
-    /// floats itself. The CPU casts all other types, elements that it decodes, and elements for a misaligned
-    /// `destination`. Both give the same bits. Casts to integers truncate toward zero and clamp to the type's
-    /// range; NaN becomes 0. Empty: the type in the file, little-endian.
+    /// The type that the elements are cast to, as `pinflow convert --dtype` does: from booleans, integers and
+    /// floats of up to 8 bytes to such types, little-endian. A GPU casts floats to floats itself. The CPU
+    /// casts all other types, elements that it decodes, and elements for a misaligned `destination`. Both
+    /// give the same bits. Casts to integers truncate toward zero and clamp to the type's range; NaN becomes
+    /// 0. Casts to floats round to nearest even; what is too large becomes infinity, or NaN if the type has
+    /// no infinity (float8_e4m3fn). All but 0 become true. Empty: the type in the file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Destinations must

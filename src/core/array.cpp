@@ -34,14 +34,8 @@ std::optional<std::uint64_t> extended_product(std::span<const std::uint64_t> sha
     return factor;
 }
 
-/// Whether an array of this shape has less than 2^63 bytes, so that every distance in it fits in a stride. A
-/// length of 0 counts as 1.
-bool fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
-    return extended_product(shape, item_size_bytes).value_or(max_bytes + 1) <= max_bytes;
-}
-
 void check_fits_strides(std::span<const std::uint64_t> shape, std::uint64_t item_size_bytes) {
-    if (!fits_strides(shape, item_size_bytes)) {
+    if (!detail::fits_strides(shape, item_size_bytes)) {
         throw invalid_argument(fmt::format("an array of shape {} with elements of {} bytes is too large",
                                            to_string(shape), item_size_bytes));
     }
@@ -182,11 +176,14 @@ array array::of_memory(memory_region memory, pinflow::dtype type, shape_vector s
 namespace {
 
 /// The size of an array in bytes.
-/// @throws format_error if the file ends before the array's last byte.
-std::uint64_t size_bytes_within(const input_file& file, std::uint64_t offset_bytes,
+/// @throws format_error if the file ends before the array's last byte; invalid_argument for a null pointer.
+std::uint64_t size_bytes_within(const std::shared_ptr<const input_file>& opened, std::uint64_t offset_bytes,
                                 const pinflow::dtype& type, const shape_vector& shape) {
-    const std::uint64_t size_bytes =
-        fits_strides(shape, type.size_bytes()) ? element_count(shape) * type.size_bytes() : max_bytes + 1;
+    if (!opened) throw invalid_argument("an array was to be made of a null input_file");
+    const input_file& file = *opened;
+    const std::uint64_t size_bytes = detail::fits_strides(shape, type.size_bytes())
+                                         ? element_count(shape) * type.size_bytes()
+                                         : max_bytes + 1;
     if (size_bytes > max_bytes || offset_bytes > file.size_bytes() ||
         size_bytes > file.size_bytes() - offset_bytes) {
         throw format_error(
@@ -200,7 +197,7 @@ std::uint64_t size_bytes_within(const input_file& file, std::uint64_t offset_byt
 
 array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, pinflow::dtype type,
                      shape_vector shape, bool fortran_order) {
-    const std::uint64_t size_bytes = size_bytes_within(*file, offset_bytes, type, shape);
+    const std::uint64_t size_bytes = size_bytes_within(file, offset_bytes, type, shape);
     std::shared_ptr<const mapped_file> mapping;
     std::string reason = detail::mapping_shortage(size_bytes);
     if (reason.empty()) {
@@ -217,7 +214,7 @@ array array::of_file(std::shared_ptr<const input_file> file, std::uint64_t offse
 
 array array::of_file_unmapped(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                               pinflow::dtype type, shape_vector shape, bool fortran_order) {
-    static_cast<void>(size_bytes_within(*file, offset_bytes, type, shape));
+    static_cast<void>(size_bytes_within(file, offset_bytes, type, shape));
     return of_mapping(std::move(file), offset_bytes, std::move(type), std::move(shape), fortran_order,
                       nullptr, "it was opened without a mapping");
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 /// Arithmetic of sizes. It detects overflow, unless noted.
 namespace pinflow::detail {
@@ -36,6 +37,18 @@ namespace pinflow::detail {
                                                 std::uint64_t c = 0) noexcept {
     std::uint64_t result = 0;
     return multiply(a, b, result) && add(result, c, result) ? result : ~std::uint64_t{0};
+}
+
+/// Whether an array of this shape has less than 2^63 bytes, so that every distance in it fits in a stride. As
+/// in numpy, a length of 0 counts as 1.
+[[nodiscard]] constexpr bool fits_strides(std::span<const std::uint64_t> shape,
+                                          std::uint64_t item_size_bytes) noexcept {
+    constexpr std::uint64_t limit = std::uint64_t{1} << 63;
+    for (const std::uint64_t length : shape) {
+        if (length != 0 && !multiply(item_size_bytes, length, item_size_bytes)) return false;
+        if (length >= limit) return false;  // also of items without bytes
+    }
+    return item_size_bytes < limit;
 }
 
 }  // namespace pinflow::detail

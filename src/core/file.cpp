@@ -138,11 +138,14 @@ std::chrono::nanoseconds input_file::read(std::uint64_t offset_bytes,
             waited += std::max(clock::now() - before - cpu, std::chrono::nanoseconds{});
         }
         if (*count == 0) {
+            const auto size_bytes =
+                static_cast<std::uint64_t>(detail::system::status(descriptor, path_).st_size);
+            const std::string attempt =
+                fmt::format("cannot read {} bytes at offset {} of '{}': the file has {} bytes",
+                            destination.size(), offset_bytes, path_, size_bytes);
+            if (size_bytes == identity_.size_bytes) throw invalid_argument(attempt);
             throw data_changed(
-                fmt::format("cannot read {} bytes at offset {} of '{}': the file has {} bytes now, it had {} "
-                            "when it was opened",
-                            destination.size(), offset_bytes, path_,
-                            detail::system::status(descriptor, path_).st_size, identity_.size_bytes));
+                fmt::format("{} now, it had {} when it was opened", attempt, identity_.size_bytes));
         }
         offset_bytes += *count;
         destination = destination.subspan(*count);

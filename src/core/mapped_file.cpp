@@ -37,7 +37,10 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
     delete static_cast<ipc::mapped_region*>(context);
 }
 
-memory_region map(const input_file& file, std::uint64_t offset_bytes, std::uint64_t size_bytes) {
+memory_region map(const std::shared_ptr<const input_file>& opened, std::uint64_t offset_bytes,
+                  std::uint64_t size_bytes) {
+    if (!opened) throw invalid_argument("a mapping was to be made of a null input_file");
+    const input_file& file = *opened;
     // Boost maps past the end of a file without an error, so the range is checked here
     if (offset_bytes > file.size_bytes() || size_bytes > file.size_bytes() - offset_bytes) {
         throw format_error(fmt::format("cannot map {} bytes at offset {} of '{}': the file has {} bytes",
@@ -64,7 +67,7 @@ memory_region map(const input_file& file, std::uint64_t offset_bytes, std::uint6
 
 mapped_file::mapped_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                          std::uint64_t size_bytes)
-    : file_(std::move(file)), offset_bytes_(offset_bytes), region_(map(*file_, offset_bytes, size_bytes)) {}
+    : file_(std::move(file)), offset_bytes_(offset_bytes), region_(map(file_, offset_bytes, size_bytes)) {}
 
 void mapped_file::advise(access_advice advice) const noexcept {
     if (data() == nullptr) return;

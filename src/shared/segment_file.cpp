@@ -172,7 +172,8 @@ segment_file::segment_file(const checked_folder& folder, fs::path path, const dt
     trailer_.data_offset_bytes = header.size();
     std::uint64_t total_bytes = 0;
     constexpr std::uint64_t max_bytes = std::uint64_t{1} << 62;
-    if (!multiply(element_count(shape), type.size_bytes(), trailer_.data_size_bytes) ||
+    if (!fits_strides(shape, type.size_bytes()) ||
+        !multiply(element_count(shape), type.size_bytes(), trailer_.data_size_bytes) ||
         !add(trailer_.data_size_bytes, header.size() + trailer_size_bytes, total_bytes) ||
         total_bytes > max_bytes) {
         throw invalid_argument(fmt::format("cannot publish '{}': an array of {} and shape {} is too large",

@@ -177,22 +177,25 @@ flat_parameters::state_type& flat_parameters::valid_state() const {
 // ---- views -----------------------------------------------------------------------------------------------
 
 const device& flat_parameters::device() const noexcept {
-    return state_->device;
+    static const pinflow::device host = pinflow::device::host();
+    return state_ ? state_->device : host;
 }
 const std::vector<parameter_spec>& flat_parameters::parameters() const noexcept {
-    return state_->parameters;
+    static const std::vector<parameter_spec> none;
+    return state_ ? state_->parameters : none;
 }
 const std::vector<std::string>& flat_parameters::state_names() const noexcept {
-    return state_->state_names;
+    static const std::vector<std::string> none;
+    return state_ ? state_->state_names : none;
 }
 std::byte* flat_parameters::parameter_buffer() const noexcept {
-    return state_->buffers.parameters;
+    return state_ ? state_->buffers.parameters : nullptr;
 }
 std::byte* flat_parameters::gradient_buffer() const noexcept {
-    return state_->values.data() + state_->buffer_bytes;
+    return state_ ? state_->values.data() + state_->buffer_bytes : nullptr;
 }
 std::uint64_t flat_parameters::buffer_size_bytes() const noexcept {
-    return state_->layout.buffer_bytes;
+    return state_ ? state_->layout.buffer_bytes : 0;
 }
 std::shared_ptr<const void> flat_parameters::share() const {
     return state_;

@@ -92,6 +92,34 @@ TEST_CASE("moved from: an event refuses to be recorded and waited for") {
     CHECK(now.done());
 }
 
+TEST_CASE("moved from: flat parameters have none, and refuse steps") {
+    const stream stream(device::host());
+    flat_parameters gone({{"weight", dtype::of<float>(), {10}}}, {sgd{}}, stream);
+    const flat_parameters now = std::move(gone);
+    CHECK(gone.device() == device::host());
+    CHECK(gone.parameters().empty());
+    CHECK(gone.state_names().empty());
+    CHECK(gone.parameter_buffer() == nullptr);
+    CHECK(gone.gradient_buffer() == nullptr);
+    CHECK(gone.buffer_size_bytes() == 0);
+    CHECK(gone.share() == nullptr);
+    CHECK_THROWS_AS(gone.step_async(stream), invalid_argument);
+    CHECK_THROWS_AS(gone.parameter(0), invalid_argument);
+    CHECK_THROWS_AS(gone.gradient(0), invalid_argument);
+    CHECK_THROWS_AS(gone.state(0, 0), invalid_argument);
+    CHECK_THROWS_AS(gone.zero_gradients_async(stream), invalid_argument);
+    CHECK_THROWS_AS(gone.check(stream), invalid_argument);
+    CHECK_THROWS_AS(static_cast<void>(gone.read_progress(stream)), invalid_argument);
+    CHECK_THROWS_AS(gone.save("nothing", stream), invalid_argument);
+    CHECK(now.parameters().size() == 1);
+}
+
+TEST_CASE("moved from: a null file makes no array and no mapping") {
+    CHECK_THROWS_AS(array::of_file(nullptr, 0, dtype::of<float>(), {1}), invalid_argument);
+    CHECK_THROWS_AS(array::of_file_unmapped(nullptr, 0, dtype::of<float>(), {1}), invalid_argument);
+    CHECK_THROWS_AS(mapped_file(nullptr, 0, 1), invalid_argument);
+}
+
 TEST_CASE("moved from: a null handle is no stream of the host device") {
     CHECK_THROWS_AS(stream_view(device::host(), nullptr).synchronize(), invalid_argument);
 }
@@ -236,7 +264,7 @@ TEST_CASE("moved from: a loader delivers nothing, and a batch holds nothing") {
     taken->release();
     CHECK(held.row_count() == 8);
     digest sum(device::host());
-    sum.add_async(*taken, stream);
+    CHECK_THROWS_AS(sum.add_async(*taken, stream), invalid_argument);
     CHECK(sum.value() == 0);
 }
 

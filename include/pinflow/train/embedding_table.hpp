@@ -31,19 +31,19 @@ weight_function uniform_weights(float low, float high, std::uint64_t seed);
 weight_function normal_weights(float mean, float deviation, std::uint64_t seed);
 
 struct embedding_options {
-    std::uint64_t row_count = 0;
-    std::uint64_t columns = 0;                 ///< weights of a row
+    std::uint64_t row_count = 0;               ///< at least 1
+    std::uint64_t columns = 0;                 ///< weights of a row: 1 to 16777216
     pinflow::dtype type = dtype::of<float>();  ///< of weights: float32, float16 or bfloat16
     pinflow::optimizer rule = adam{};
     weight_function weights = nullptr;                     ///< null: zeros
-    std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, below 2^32
+    std::uint64_t max_batch_ids = std::uint64_t{1} << 17;  ///< of one fetch, at least 1 and below 2^32
     /// How many steps can be prefetched; at most 8. The table takes device memory for 2 + 2 * look_ahead
     /// batches of max_batch_ids records, for their indices (24 bytes an id) and sums of gradients (a byte an
     /// id for every 32 columns), for device_rows, and for its row_exchange. To group ids, a GPU takes about
     /// 24 bytes more for each of max_batch_ids.
     unsigned look_ahead = 1;
-    /// The first rows stay in device memory: the frequent ones, if the vocabulary is sorted. Results do not
-    /// depend on it.
+    /// The first rows, at most row_count, stay in device memory: the frequent ones, if the vocabulary is
+    /// sorted. Results do not depend on it.
     std::uint64_t device_rows = 0;
     /// Where the other rows lie: a writable table of `row_count` rows of embedding_table::record_size_bytes,
     /// such as writable_segment::table of an array of bytes. Its rows below device_rows are not used. Empty:

@@ -57,8 +57,8 @@ struct flat_options {
 /// stream, or with events between. Steps can be captured in a CUDA graph: the number of steps and the rates
 /// lie in device memory.
 ///
-/// One thread at a time may use an object. Move-only; a moved-from object may only be assigned to or
-/// destroyed.
+/// One thread at a time may use an object. Move-only; a moved-from object has no parameters, null buffers and
+/// an empty `share`, and its other members throw invalid_argument.
 class flat_parameters {
  public:
     /// Makes parameters with their first values. Gradients and state begin as zeros. Loads the kernels.

@@ -152,7 +152,8 @@ void check_type(const std::string& name, const dtype& type) {
         static_cast<void>(dlpack::type_of(type));
     } catch (const unsupported&) {
         throw unsupported("cannot make a PyTorch tensor of '" + name + "', which has elements of " +
-                          type.descr() + "; load it to the CPU with framework='np'");
+                          type.descr() +
+                          "; load it to the CPU with framework='np', or the others by `names`");
     }
 }
 

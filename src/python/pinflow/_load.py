@@ -102,11 +102,14 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     up to 32 MiB. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
     file, if at least 64 KiB of it are loaded without being gathered, decoded or cast. Writing to a tensor never changes
     its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
-    process (SIGBUS).
+    process (SIGBUS). So do not open a file that tensors are mapped from for writing, as numpy.save and h5py do:
+    `save_file` writes another file, which then replaces it.
 
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
-    members of a .npz file that are no arrays, and the types F4 and F6 of safetensors. Select the others by `names`:
-    `pinflow.list` gives those that cannot be loaded the dtype None.
+    members of a .npz file that are no arrays, the types F4 and F6 of safetensors, and as PyTorch tensors also strings,
+    dates, structured types and other types that PyTorch lacks. Select the others by `names`: `pinflow.list` gives those
+    that cannot be loaded the dtype None. With `names`, too, all datasets of an HDF5 file are listed first, which takes
+    50 us each; `open` reads one dataset without.
 
     Links to one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
     members is not checked.

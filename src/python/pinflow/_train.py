@@ -293,8 +293,9 @@ class FlatParameters:
             # schedulers keep numbers of their own in the group
             changed = [name for name, value in self._settings[number].items() if group.get(name) != value]
             if changed:
+                advice = "; OneCycleLR needs cycle_momentum=False" if {"betas", "momentum"} & {*changed} else ""
                 raise InvalidArgument(f"group {number} has other settings than those that the optimizer was made with: "
-                                      f"{', '.join(changed)}; only lr can change")
+                                      f"{', '.join(changed)}; only lr can change{advice}")
             rate = float(group["lr"])
             if rate == self._rates[number]:
                 continue

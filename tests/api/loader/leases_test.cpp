@@ -127,6 +127,8 @@ TEST_CASE("leases: a released batch is empty, and releasing it again does nothin
         CHECK_THROWS_AS((*batch)[0], invalid_argument);
         CHECK_THROWS_AS(static_cast<void>(batch->state()), invalid_argument);
         const stream stream(device);
+        digest sum(device);
+        CHECK_THROWS_AS(sum.add_async(*batch, stream), invalid_argument);
         for (std::uint64_t index = 1; index < batch_count; ++index) {
             const auto next = loader.next(stream);
             REQUIRE(next);
