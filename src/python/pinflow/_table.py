@@ -32,7 +32,8 @@ class RowTable:
         device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
             torch.device.
 
-    On a GPU, a call takes up to 131,072 rows. Calls may come from several threads.
+    On a GPU, a call takes up to 131,072 rows. Calls may come from several threads, but not from a process that was
+    forked after the table was made.
     """
 
     def __init__(self, array: Any, *, device: Any = "auto") -> None:
