@@ -34,7 +34,8 @@ class element_file {
                                                    std::uint64_t memory_bytes) const = 0;
 
     /// As `stream`, for a small part of an array, if others may follow: decoded HDF5 chunks of up to 2 MiB
-    /// are kept for them, 16 MiB of chunks and about 32 MiB of memory for decoding.
+    /// are kept for them, 16 MiB of chunks and about 32 MiB of memory for decoding. Also kept is the last
+    /// dataset that only libhdf5 can read, or whose description takes more than 8 MiB, up to 64.
     virtual std::unique_ptr<element_stream> stream_of_part(std::string_view name,
                                                            std::uint64_t memory_bytes) const {
         return stream(name, memory_bytes);

@@ -80,7 +80,7 @@ class hdf5_elements final : public element_file {
     std::unique_ptr<element_stream> stream_of_part(std::string_view name,
                                                    std::uint64_t memory_bytes) const override {
         const hdf5_dataset opened = find(name);
-        keep_for_parts(opened);
+        keep_last_dataset(opened);
         return make_hdf5_elements(opened, memory_bytes,
                                   can_be_kept(*opened.description) ? reader_of(name, opened) : nullptr);
     }
@@ -94,9 +94,9 @@ class hdf5_elements final : public element_file {
     }
 
  private:
-    static constexpr std::size_t max_kept_bytes = 8 << 20;          ///< of descriptions
-    static constexpr std::size_t max_part_bytes = 64 << 20;         ///< of the description in last_part_
-    static constexpr std::uint64_t max_kept_chunk_bytes = 2 << 20;  ///< of one chunk
+    static constexpr std::size_t max_kept_bytes = 8 << 20;           ///< of descriptions
+    static constexpr std::size_t max_last_dataset_bytes = 64 << 20;  ///< of the description in last_dataset_
+    static constexpr std::uint64_t max_kept_chunk_bytes = 2 << 20;   ///< of one chunk
 
     /// Whether a reader is worth its memory: of its description, and of at least one chunk, if it is decoded.
     static bool can_be_kept(const hdf5_description& description) {
@@ -111,7 +111,7 @@ class hdf5_elements final : public element_file {
         if (!file_) file_ = std::make_shared<const input_file>(path_);
         file_->check_unchanged();  // a description of other contents would look like damage
         const auto is_large = [&](const auto& large) { return large && large->name == name; };
-        if (last_part_ && last_part_->description->name == name) return *last_part_;
+        if (last_dataset_ && last_dataset_->description->name == name) return *last_dataset_;
         if (!kept_.contains(name) && !is_large(large_.lock())) describe_expected(name);
         if (const auto found = kept_.find(name); found != kept_.end()) return found->second;
         if (const auto large = large_.lock(); is_large(large))
@@ -121,13 +121,14 @@ class hdf5_elements final : public element_file {
         return opened;
     }
 
-    /// Keeps one dataset that `keep` does not: other parts of it may follow.
-    void keep_for_parts(const hdf5_dataset& dataset) const {
+    /// Keeps the last dataset that `keep` does not (large, or read by libhdf5): more slices of it may follow.
+    void keep_last_dataset(const hdf5_dataset& dataset) const {
         const std::size_t size_bytes = memory_bytes(*dataset.description);
         const bool is_of_library = dataset.description->storage == hdf5_storage::library;
+        if (size_bytes > max_last_dataset_bytes || !(is_of_library || size_bytes > max_kept_bytes)) return;
+        std::optional<hdf5_dataset> before = dataset;  // closed after the lock is released
         const std::scoped_lock lock(mutex_);
-        if (size_bytes <= max_part_bytes && (is_of_library || size_bytes > max_kept_bytes))
-            last_part_ = dataset;
+        last_dataset_.swap(before);
     }
 
     /// A reader that keeps chunks: that of an earlier part, if it was of the same dataset.
@@ -192,7 +193,7 @@ class hdf5_elements final : public element_file {
     mutable std::map<std::string, hdf5_dataset, std::less<>> kept_;
     mutable std::size_t kept_bytes_ = 0;  ///< of all kept descriptions
     mutable std::weak_ptr<const hdf5_description> large_;
-    mutable std::optional<hdf5_dataset> last_part_;     ///< see keep_for_parts
+    mutable std::optional<hdf5_dataset> last_dataset_;  ///< see keep_last_dataset
     mutable std::shared_ptr<hdf5_memory> part_memory_;  ///< of these readers
     mutable std::map<std::string, std::shared_ptr<const hdf5_chunk_reader>, std::less<>> readers_;
     mutable std::vector<std::string> expected_;

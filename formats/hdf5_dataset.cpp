@@ -43,7 +43,7 @@ class describer {
     void find_chunk_shape();
     void find_filters();
     void find_chunks(detail_wanted wanted);
-    [[nodiscard]] std::uint64_t indexed_chunks() const;
+    [[nodiscard]] std::uint64_t indexed_chunk_count() const;
     void leave_to_library(std::string why);
     void set_absent();
 
@@ -269,7 +269,7 @@ void describer::find_chunks(detail_wanted wanted) {
     }
     if (wanted == detail_wanted::listing) return;
     if (*count > many_hdf5_chunks) {
-        const std::uint64_t written = indexed_chunks();
+        const std::uint64_t written = indexed_chunk_count();
         if (written < *count / sparse_part) {
             return leave_to_library(
                 fmt::format("only {} of its {} chunks were ever written", written, *count));
@@ -292,17 +292,17 @@ void describer::find_chunks(detail_wanted wanted) {
         }
     }
     if (found == *count) return;
-    // A version 1 B-tree has no checksum: a chunk with damaged coordinates is in it, and is not found by
+    // A version 1 B-tree has no checksum. A chunk with damaged coordinates is in it, but cannot be found by
     // them.
-    if (const std::uint64_t indexed = indexed_chunks(); indexed > found)
-        throw_format_error("has {} chunks in the file, but only {} of them are at places in its shape of {}",
+    if (const std::uint64_t indexed = indexed_chunk_count(); indexed > found)
+        throw_format_error("has {} chunks in its index, but only {} have valid coordinates for its shape {}",
                            indexed, found, to_string(description_.shape));
     if (found == 0) return set_absent();
     if (fill_varies_) leave_to_library("its fill value differs within an element");
 }
 
-/// Chunks that the dataset's index has, wherever they belong.
-std::uint64_t describer::indexed_chunks() const {
+/// The number of chunks in the dataset's index, whatever their coordinates.
+std::uint64_t describer::indexed_chunk_count() const {
     const space_handle space(::H5Dget_space(dataset_.id()), not_examinable);
     ::hsize_t count = 0;
     checked(::H5Dget_num_chunks(dataset_.id(), space.id(), &count), "has chunks that cannot be counted");

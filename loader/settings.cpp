@@ -142,7 +142,8 @@ loader_options resolved(loader_options options, sources_view sources) {
     }
     if (options.sampler->row_count() != sources[0]->row_count()) {
         throw invalid_argument(
-            fmt::format("a sampler of {} rows (one of weights has as many) was given for {}, which has {}",
+            fmt::format("a sampler of {} rows was given for {}, which has {}; a weighted sampler has a row "
+                        "for each weight",
                         options.sampler->row_count(), sources[0]->description(), sources[0]->row_count()));
     }
     options.order = options.sampler->order();

@@ -300,6 +300,28 @@ TEST_CASE("element_stream: memory stays within bounds for a larger file in Fortr
     CHECK(WEXITSTATUS(status) == 0);
 }
 
+TEST_CASE("element_stream: large reads in the middle bypass the block, and small ones after them do not") {
+    const temporary_folder folder;
+    constexpr std::uint64_t rows = 3'000'000, columns = 3;
+    std::vector<std::uint32_t> stored(rows * columns), expected(rows * columns);
+    for (std::uint64_t i = 0; i < stored.size(); ++i) {
+        stored[i] = static_cast<std::uint32_t>(i);
+        expected[i % rows * columns + i / rows] = stored[i];
+    }
+    write_bytes(folder / "data", std::as_bytes(std::span(stored)));
+    const auto file = std::make_shared<const input_file>(folder / "data");
+    const auto stream =
+        stream_elements(array::of_file(file, 0, dtype::of<std::uint32_t>(), {rows, columns}, true), mebibyte);
+    std::vector<std::uint32_t> read(stored.size());
+    std::span<std::byte> rest = std::as_writable_bytes(std::span(read));
+    for (const std::uint64_t size_bytes : {std::uint64_t{8'004}, 33 * mebibyte, std::uint64_t{40'000}}) {
+        stream->read(rest.first(size_bytes));
+        rest = rest.subspan(size_bytes);
+    }
+    stream->read(rest);
+    CHECK((read == expected));
+}
+
 TEST_CASE("element_stream: a read past the end, or of half an element, is refused") {
     const temporary_folder folder;
     random_engine random(3);

@@ -381,7 +381,8 @@ TEST_CASE("hdf5: chunks that cannot be found by their coordinates are refused, n
         const std::string sentence =
             message_of<pinflow::format_error>([&] { describe_hdf5_dataset(file, name); });
         CAPTURE(sentence);
-        CHECK(contains(sentence, fmt::format("the dataset '{}' has 4 chunks in the file, but only 3", name)));
+        CHECK(
+            contains(sentence, fmt::format("the dataset '{}' has 4 chunks in its index, but only 3", name)));
     }
 }
 

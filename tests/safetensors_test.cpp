@@ -217,8 +217,8 @@ TEST_CASE("safetensors: the writer refuses types and names that the format lacks
     CHECK(contains(refused({{"a", byte, {std::uint64_t{1} << 32, std::uint64_t{1} << 32}}}),
                    "the tensor 'a' of |u1 and shape (4294967296, 4294967296) is too large"));
     CHECK(contains(refused({{"a", dtype::of<double>(), {std::uint64_t{1} << 62}}}), "too large"));
-    constexpr std::uint64_t most = (std::uint64_t{1} << 63) - 1;
-    CHECK(contains(refused({{"a", byte, {most}}, {"b", byte, {most}}, {"c", byte, {2}}}), "2^64"));
+    constexpr std::uint64_t max_bytes = (std::uint64_t{1} << 63) - 1;
+    CHECK(contains(refused({{"a", byte, {max_bytes}}, {"b", byte, {max_bytes}}, {"c", byte, {2}}}), "2^64"));
     for (const std::uint64_t alignment : {0u, 1u, 4u, 24u, 4097u, 1u << 22})
         CHECK(contains(refused({{"a", byte, {1}}}, alignment), "a power of two from 8 to 2097152"));
     CHECK(fs::is_empty(folder.path()));

@@ -97,8 +97,9 @@ class array {
                            std::string reason);
 
     /// Opens the elements of an open file from `offset_bytes` on, in C or Fortran order. They are mapped if
-    /// the system allows it; otherwise they can only be read as rows (see `reason`).
-    /// @throws format_error if the file ends before the last element.
+    /// the system allows it, and, for 8 MiB or more under `ulimit -v`, if 128 MiB of address space stay free.
+    /// Otherwise they can only be read as rows (see `reason`).
+    /// @throws invalid_argument for a null pointer; format_error if the file ends before the last element.
     static array of_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes,
                          pinflow::dtype type, shape_vector shape, bool fortran_order = false);
     /// The same without a mapping, so that only the rows can be read. For one of many files that

@@ -24,8 +24,8 @@ class memory_resource {
     virtual std::byte* allocate(std::uint64_t size_bytes, stream_view stream) = 0;
     /// Releases memory of `allocate` in the order of `stream`, which may be another one than that of
     /// `allocate` (see device_buffer::set_stream). All work that uses the memory has finished, or comes
-    /// before this call in that order: it may not have run yet, on the host device neither. So do not free at
-    /// once, but enqueue that on `stream`, for example with host_function_async.
+    /// before this call in that order. It may still be running, also on the host device, so an implementation
+    /// must not free the memory at once: it enqueues that on `stream`, for example with host_function_async.
     virtual void deallocate(std::byte* data, std::uint64_t size_bytes, stream_view stream) noexcept = 0;
 };
 

@@ -89,8 +89,8 @@ class input_file {
     /// @return the time spent waiting for storage. It is zero if the system confirms that every byte was in
     /// the page cache (RWF_NOWAIT). Other bytes count with the wall time minus the CPU time of their reads,
     /// which may be a little above zero for cached bytes.
-    /// @throws system_failure if reading fails; invalid_argument for bytes behind the end of the file, and
-    /// data_changed if it has become shorter; what lease_descriptor throws.
+    /// @throws system_failure if reading fails; invalid_argument for bytes past the end of the file, or
+    /// data_changed if its size has changed; what lease_descriptor throws.
     std::chrono::nanoseconds read(std::uint64_t offset_bytes, std::span<std::byte> destination) const;
 
     /// Checks for changes since the file was opened, as the constructor was told. A deleted file passes: it

@@ -70,7 +70,8 @@ struct tensor_request {
     /// casts all other types, elements that it decodes, and elements for a misaligned `destination`. Both
     /// give the same bits. Casts to integers truncate toward zero and clamp to the type's range; NaN becomes
     /// 0. Casts to floats round to nearest even; what is too large becomes infinity, or NaN if the type has
-    /// no infinity (float8_e4m3fn). All but 0 become true. Empty: the type in the file, little-endian.
+    /// no infinity (float8_e4m3fn). Casts to booleans make every value but 0 true. Empty: the type in the
+    /// file, little-endian.
     std::optional<pinflow::dtype> dtype = std::nullopt;
     /// Memory of the device for all elements in C order, at any address; used by the load's own stream, so
     /// other work on this memory must have finished. After an error it may be half written. Destinations must

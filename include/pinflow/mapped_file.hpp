@@ -23,7 +23,7 @@ class mapped_file {
  public:
     /// Maps [offset_bytes, offset_bytes + size_bytes) of `file`. The offset needs no alignment. A size of 0
     /// maps nothing.
-    /// @throws format_error if the range passes the end of the file.
+    /// @throws invalid_argument for a null pointer; format_error if the range passes the end of the file.
     /// @throws system_failure if the system refuses (address space, map count).
     mapped_file(std::shared_ptr<const input_file> file, std::uint64_t offset_bytes, std::uint64_t size_bytes);
 

@@ -190,8 +190,8 @@ struct row_scatter {
 /// The route of a call's rows, and the reason for it.
 struct row_plan {
     row_route route = row_route::automatic;
-    /// Rows are read or written in the order of their addresses, repeated ones once. On the host device,
-    /// scatters on the route direct are sorted for other policies than duplicate_policy::last only.
+    /// Rows are read or written in the order of their addresses, repeated ones once. False for direct
+    /// scatters on the host device: they are sorted only if the call's policy is not duplicate_policy::last.
     bool sorted = false;
     /// Thread blocks of the direct part; 0 on the routes copy and staged. If the options set no number, sums
     /// and batches that are not aligned to 16 bytes may use more.

@@ -89,9 +89,8 @@ void occupy_standard_descriptors() {
     }
 }
 
-/// By default, glibc reserves 64 to 128 MiB of addresses for each of several threads that allocate. Under a
-/// limit, these are missing for slots and stacks.
-void save_addresses() {
+/// glibc reserves 64 to 128 MiB of address space for each arena. Under a limit, slots and stacks need it.
+void limit_malloc_arenas() {
     if (pinflow::detail::system::max_address_bytes()) ::mallopt(M_ARENA_MAX, 1);
 }
 
@@ -99,7 +98,7 @@ void save_addresses() {
 
 int main(int argument_count, char** arguments) {
     occupy_standard_descriptors();
-    save_addresses();
+    limit_malloc_arenas();
     // ignored, so that writes to a closed pipe, or past RLIMIT_FSIZE, fail with an error message
     std::signal(SIGPIPE, SIG_IGN);
     std::signal(SIGXFSZ, SIG_IGN);

@@ -179,7 +179,7 @@ namespace {
 /// @throws format_error if the file ends before the array's last byte; invalid_argument for a null pointer.
 std::uint64_t size_bytes_within(const std::shared_ptr<const input_file>& opened, std::uint64_t offset_bytes,
                                 const pinflow::dtype& type, const shape_vector& shape) {
-    if (!opened) throw invalid_argument("an array was to be made of a null input_file");
+    if (!opened) throw invalid_argument("cannot make an array of a null pointer to an input_file");
     const input_file& file = *opened;
     const std::uint64_t size_bytes = detail::fits_strides(shape, type.size_bytes())
                                          ? element_count(shape) * type.size_bytes()

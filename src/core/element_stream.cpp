@@ -21,10 +21,10 @@ namespace {
 constexpr std::uint64_t large_unit_bytes = 64 << 10;
 /// The smallest block worth reordering; used even if `memory_bytes` is less.
 constexpr std::uint64_t min_block_bytes = 64 << 10;
-/// Destinations of this size, and the whole rest of a part, are read without a block.
-constexpr std::uint64_t large_destination_bytes = std::uint64_t{32} << 20;
-/// Elements that are read before their bytes are swapped. They stay in a core's cache.
-constexpr std::uint64_t swapped_bytes = 256 << 10;
+/// Reads of at least this size, and reads of all that is left, bypass the block.
+constexpr std::uint64_t min_direct_bytes = std::uint64_t{32} << 20;
+/// The maximum number of bytes that are read before they are swapped. They stay in a core's cache.
+constexpr std::uint64_t max_swapped_bytes = 256 << 10;
 
 class array_elements final : public element_stream {
  public:
@@ -95,7 +95,7 @@ void array_elements::read(std::span<std::byte> destination) {
     }
     const bool reads_blocks = in_blocks();
     while (!destination.empty()) {
-        const bool is_direct = !reads_blocks || destination.size() >= large_destination_bytes ||
+        const bool is_direct = !reads_blocks || destination.size() >= min_direct_bytes ||
                                destination.size() == end_bytes_ - position_bytes_;
         if (block_.empty() && is_direct) {
             read_now(position_bytes_, destination);
@@ -114,7 +114,7 @@ void array_elements::read(std::span<std::byte> destination) {
 void array_elements::read_now(std::uint64_t begin_bytes, std::span<std::byte> destination) {
     const bool in_pieces = !swap_.empty() && reader_.in_order();
     const std::uint64_t piece_bytes =
-        in_pieces ? std::max<std::uint64_t>(swapped_bytes / dtype_.size_bytes(), 1) * dtype_.size_bytes()
+        in_pieces ? std::max<std::uint64_t>(max_swapped_bytes / dtype_.size_bytes(), 1) * dtype_.size_bytes()
                   : destination.size();
     while (!destination.empty()) {
         const auto piece = destination.first(std::min<std::uint64_t>(piece_bytes, destination.size()));

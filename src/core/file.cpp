@@ -143,7 +143,10 @@ std::chrono::nanoseconds input_file::read(std::uint64_t offset_bytes,
             const std::string attempt =
                 fmt::format("cannot read {} bytes at offset {} of '{}': the file has {} bytes",
                             destination.size(), offset_bytes, path_, size_bytes);
-            if (size_bytes == identity_.size_bytes) throw invalid_argument(attempt);
+            if (size_bytes == identity_.size_bytes) {
+                check_unchanged();
+                throw invalid_argument(attempt);
+            }
             throw data_changed(
                 fmt::format("{} now, it had {} when it was opened", attempt, identity_.size_bytes));
         }

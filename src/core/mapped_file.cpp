@@ -39,7 +39,7 @@ void release_mapping(std::byte*, std::uint64_t, void* context) noexcept {
 
 memory_region map(const std::shared_ptr<const input_file>& opened, std::uint64_t offset_bytes,
                   std::uint64_t size_bytes) {
-    if (!opened) throw invalid_argument("a mapping was to be made of a null input_file");
+    if (!opened) throw invalid_argument("cannot map a null pointer to an input_file");
     const input_file& file = *opened;
     // Boost maps past the end of a file without an error, so the range is checked here
     if (offset_bytes > file.size_bytes() || size_bytes > file.size_bytes() - offset_bytes) {

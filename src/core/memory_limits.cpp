@@ -168,8 +168,8 @@ std::string mapping_shortage(std::uint64_t size_bytes) {
     const std::uint64_t left_bytes = *max_bytes - std::min(*max_bytes, own_address_bytes());
     if (left_bytes >= kept_free_bytes && left_bytes - kept_free_bytes >= size_bytes) return {};
     return fmt::format(
-        "cannot map {} bytes: `ulimit -v` leaves {} bytes of addresses, of which {} are kept for threads and "
-        "memory",
+        "cannot map {} bytes: `ulimit -v` leaves {} bytes of address space, and {} must stay free for "
+        "threads and allocations",
         size_bytes, left_bytes, kept_free_bytes);
 }
 

@@ -38,9 +38,9 @@ struct available_memory {
 available_memory read_available_memory(const std::string& root = {});
 
 /// Bytes of address space that this process uses, as RLIMIT_AS counts them.
-std::uint64_t own_address_bytes();
-/// Why a file of this size should not be mapped, although RLIMIT_AS may allow it: too few addresses would be
-/// left for the stacks of threads and for memory. Empty if it can be mapped.
+std::uint64_t own_address_bytes();  /// Says why a file of this size should not be mapped, even if RLIMIT_AS
+                                    /// allows it: too little address space would be left
+/// for the stacks of threads and for allocations. Empty if it can be mapped.
 std::string mapping_shortage(std::uint64_t size_bytes);
 
 /// Says why another `size_bytes` of memory are not available, as the end of a sentence ("more than the 8

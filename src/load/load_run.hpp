@@ -64,7 +64,7 @@ class load_run {
     void stage(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
     void stage_with_gaps(const load_piece& piece, tensor_reader& reader, load_buffers& buffers);
     void decode(const load_unit& unit, tensor_reader& reader, load_buffers& buffers);
-    std::uint64_t decoded_at_once(const load_job& job) const;
+    std::uint64_t decode_step_bytes(const load_job& job) const;
     void fill(const load_unit& unit, tensor_reader& reader);
     void copy_from_pages();
     bool has_short_runs(const load_unit& unit) const;

@@ -9,18 +9,19 @@
 #include "src/load/device_conversions.hpp"
 #include "src/load/load_run.hpp"
 
-// The part of a load that works on one unit.
+// load_run: how one unit is read, staged or decoded.
 
 namespace pinflow::detail {
 
-/// How many bytes of a job are decoded to host memory with one look at `stopped_`. Of tensors in Fortran
-/// order as many as possible, since each read takes a part of every column.
-std::uint64_t load_run::decoded_at_once(const load_job& job) const {
-    constexpr std::uint64_t reordered_bytes = std::uint64_t{512} << 20;
-    if (!opened_.stored[job.tensor].is_fortran_order) return load_unit_bytes;
+/// The number of bytes to decode between two looks at `stopped_`: more of tensors in Fortran order, because
+/// each read touches every column.
+std::uint64_t load_run::decode_step_bytes(const load_job& job) const {
+    constexpr std::uint64_t max_reordered_bytes = std::uint64_t{256} << 20;
+    // a cast reads its elements to memory of the thread first
+    if (!opened_.stored[job.tensor].is_fortran_order || job.is_cast()) return load_unit_bytes;
     const axis_range rows = range_of(opened_, job, 0);
     const std::uint64_t row_bytes = job.size_bytes / (rows.end - rows.begin);
-    return std::max<std::uint64_t>(reordered_bytes / row_bytes, 1) * row_bytes;
+    return std::max(max_reordered_bytes / row_bytes * row_bytes, load_unit_bytes);
 }
 
 /// Fills memory of the host device.
@@ -35,7 +36,7 @@ void load_run::fill(const load_unit& unit, tensor_reader& reader) {
         } else if (unit.is_decoded) {
             std::byte* next = target;
             reader.decode(
-                piece, decoded_at_once(job), stopped_,
+                piece, decode_step_bytes(job), stopped_,
                 [&](std::uint64_t size_bytes) { return std::exchange(next, next + size_bytes); },
                 [&](std::uint64_t, std::span<const std::byte> filled) { staged_bytes_ += filled.size(); });
         } else {

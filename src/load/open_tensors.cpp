@@ -109,11 +109,13 @@ std::optional<std::uint64_t> raw_offset(const array_listing& array, const input_
     return array.offset_bytes;
 }
 
-/// stored_tensor::part_rows. The element stream of a .npz member checks the checksum of all of it.
+/// Returns stored_tensor::part_rows: 0 for members of .npz files, as their element streams must read the
+/// whole member to check its checksum.
 std::uint64_t part_rows_of(const array_listing& array, file_format format) {
     if (array.shape.empty() || format == file_format::npz) return 0;
     if (is_reordered(array)) {
-        // a part consists of runs of the file, one for each column
+        // a part reads one run of each column: short runs are slow, and large parts leave threads without
+        // work
         constexpr std::uint64_t min_run_bytes = 64 << 10;
         constexpr std::uint64_t max_part_bytes = std::uint64_t{16} << 20;
         const std::uint64_t element_bytes = std::max<std::uint64_t>(array.dtype->size_bytes(), 1);

@@ -5,9 +5,10 @@
 namespace pinflow::detail {
 
 transfer_plan plan_of(const call_route& chosen, const call_facts& call) {
-    // the host device writes rows directly in any order, and repeated ones in the order of the batch
-    const bool is_written_in_order = call.is_scatter && !(call.on_host && chosen.route == row_route::direct);
-    const bool sorted = chosen.is_sorted || is_written_in_order || chosen.route == row_route::hybrid;
+    // direct scatters on the host device write rows in the order of the batch
+    const bool is_in_batch_order = call.is_scatter && call.on_host && chosen.route == row_route::direct;
+    const bool sorted =
+        !is_in_batch_order && (chosen.is_sorted || call.is_scatter || chosen.route == row_route::hybrid);
     if (chosen.route == row_route::copy) return only({transfer::copy_engine}, std::string(chosen.reason));
     if (chosen.route == row_route::staged)
         return only({.how = transfer::staged, .sorted = sorted}, std::string(chosen.reason));

@@ -10,8 +10,8 @@ namespace pinflow::detail {
 struct call_route {
     row_route route = row_route::direct;
     std::string_view reason = {};  // NOLINT(readability-redundant-member-init): g++ wants it
-    /// Whether the rows of a gather are sorted, if its route is direct or staged. Scatters and hybrid gathers
-    /// are always sorted, copies never.
+    /// Whether the rows of a gather are sorted, if its route is direct or staged. Hybrid calls are always
+    /// sorted, and so are scatters, except direct ones on the host device. Copies are never sorted.
     bool is_sorted = false;
     double staged_share = thresholds.default_staged_share;  ///< hybrid, unless the options set it
 };

@@ -73,12 +73,13 @@ class row_call {
     const transfer_plan& plan() const noexcept { return plan_; }
     /// Whether rows are moved in the order of their indices.
     bool is_sorted() const noexcept {
-        const bool is_last_written = request_.policy == duplicate_policy::last;
-        return plan_.parts.front().sorted || (!is_gather() && !is_last_written);
+        // direct scatters on the host device: sums, and the search for repeated indices, need sorted rows
+        const bool keeps_last = request_.policy == duplicate_policy::last;
+        return plan_.parts.front().sorted || (!is_gather() && !keeps_last);
     }
     /// Enqueues the preparation of the rows' order on the device: copies, checks and sorts the indices, as
-    /// far as needed. If all indices are in host memory, it runs on the preparing stream and waits for no
-    /// earlier work of the call's stream.
+    /// far as needed. On a GPU, if all indices are in host memory, it runs on the preparing stream and waits
+    /// for no earlier work of the call's stream.
     void prepare_order();
     /// What kernels need to move all rows. Its order, `errors` and `report` are set by prepare_order.
     const row_transfer& transfer() const noexcept { return transfer_; }

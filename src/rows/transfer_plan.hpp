@@ -35,8 +35,9 @@ struct transfer_part {
     transfer how = transfer::staged;
     double share = 1;  ///< of the rows of each call or batch; loads do not use it
     /// kernel, staged: rows are taken in the order of their indices, equal ones once. In a plan with two
-    /// parts only the value of the first counts, and scatters are always sorted. In the loader, a sorted
-    /// kernel takes rows in the order of their addresses, and gathers a repeated row each time.
+    /// parts only the value of the first counts, and scatters are sorted, except direct ones on the host
+    /// device. In the loader, a sorted kernel takes rows in the order of their addresses, and gathers a
+    /// repeated row each time.
     bool sorted = false;
     unsigned blocks = 0;                ///< kernel: thread blocks; 0: as many as the work fills
     std::uint64_t min_piece_bytes = 0;  ///< copy engine: smaller pieces are not copied in place; 0: none

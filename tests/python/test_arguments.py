@@ -255,8 +255,8 @@ class LoaderTest(Folder):
                     out[i] = first + i
                 return np.arange(first, first + len(out)) if self._returned else None
 
-        for order, sentence in ((Order(ROWS, True), "mine/1.*returns None, but it returned something"),
-                                (Order(3, False), "row")):
+        for order, sentence in ((Order(ROWS, True), "mine/1.*rows_at returned a value; it must write"),
+                                (Order(3, False), "18446744073709551615")):
             with self.assertRaisesRegex(pinflow.InvalidArgument, sentence):
                 for _ in pinflow.Loader(self.saved(), order=order, batch=10, device="host"):
                     pass

@@ -343,6 +343,7 @@ class LoadTest(unittest.TestCase):
             scalar, matrix = model.get_slice("a"), model.get_slice("b")
             self.assertEqual((type(scalar[...]), scalar[...].shape), (numpy.ndarray, ()))
             self.assertEqual((type(matrix[..., 1, 2]), matrix[..., 1, 2]), (numpy.ndarray, 5))
+            self.assertEqual((type(scalar[()]), scalar[()]), (numpy.float64, 3))
             self.assertIsInstance(matrix[1, 2], numpy.integer)
             numpy.testing.assert_array_equal(numpy.asarray(matrix), numpy.arange(6).reshape(2, 3))
             self.assertEqual(numpy.asarray(matrix, dtype="f4").dtype, numpy.float32)

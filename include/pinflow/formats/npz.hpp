@@ -54,8 +54,8 @@ class npz_writer {
     /// Discards the file unless `finish` has put it in place.
     ~npz_writer();
 
-    /// Begins the member `name`.npy, a C-order array: also if the name ends in ".npy". The member before must
-    /// be complete.
+    /// Begins the member `name`.npy, a C-order array. ".npy" is appended even if the name ends in it. The
+    /// member before must be complete.
     /// @throws invalid_argument for a name that is empty, already used, absolute, too long, not UTF-8, or has
     /// a part '..' or a zero byte, and for a header that numpy would not read; system_failure.
     void begin(std::string_view name, const pinflow::dtype& type, const shape_vector& shape);

@@ -34,7 +34,7 @@ class digest {
     /// until all samples are added. On the host a batch may be a view of a mapped file. If that file is
     /// truncated before it is read, a later call or `value` throws data_changed. Without the fault guard,
     /// reading it raises SIGBUS (see install_fault_guard).
-    /// @throws invalid_argument for a stream of another device and a batch that has been released;
+    /// @throws invalid_argument for a stream of another device or a batch that has been released;
     /// data_changed if rows of an earlier batch were lost.
     void add_async(const batch& batch, stream_view stream);
     /// The sum so far. Waits for every stream that samples were added on.

@@ -33,8 +33,8 @@ struct loader_options {
     /// An order of any kind, made for as many rows as the sources have. If it is set, `order`, `seed` and
     /// `window_rows` must keep their defaults.
     std::optional<pinflow::sampler> sampler = std::nullopt;
-    /// Epochs in total, including those delivered before `resume_from`. 0, and a beginning at or after the
-    /// last one: the loader delivers nothing.
+    /// Epochs in total, including those delivered before `resume_from`. The loader delivers nothing if
+    /// this is 0, or if it begins after the last epoch.
     std::uint64_t epochs = 1;
     /// The maximum number of batches, counted in steps from where the loader begins: a step in which this
     /// rank has no batch counts too, so that all ranks end at the same position.

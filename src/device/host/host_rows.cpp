@@ -106,18 +106,26 @@ void sum_rows(const row_transfer& work, std::uint64_t index, Widen widen, Narrow
 
 /// Scatters indices in their order, so that of equal ones the last row is written last. Each task looks at
 /// all indices, and writes the rows of some blocks of the table.
-void scatter_in_order(const row_transfer& work) {
+void scatter_in_batch_order(const row_transfer& work) {
     constexpr std::uint64_t max_tasks = 8;
-    constexpr unsigned block_bits = 6;  // 64 rows, so that tasks seldom write to the same cache line
+    constexpr std::uint64_t cache_line_bytes = 64;
     if (refused(work.errors) || work.table.row_size_bytes == 0) return;
     const row_range moved = work.range == nullptr ? row_range{work.begin, work.end} : *work.range;
     const std::uint64_t wanted = (moved.end - moved.begin) * work.table.row_size_bytes / bytes_of_task;
     const auto cores = static_cast<std::uint64_t>(tbb::this_task_arena::max_concurrency());
     const std::uint64_t tasks =
         std::bit_floor(std::clamp<std::uint64_t>(std::min(wanted, cores), 1, max_tasks));
+    // rows that share a cache line belong to one task
+    const unsigned block_bits =
+        static_cast<unsigned>(std::bit_width(cache_line_bytes / work.table.row_size_bytes));
+    const auto task_of = [=](std::uint64_t id) {
+        constexpr std::uint64_t spread =
+            0x9E37'79B9'7F4A'7C15;  // 2^64 / golden ratio: also ids with a stride differ
+        return ((id >> block_bits) * spread >> 32) & (tasks - 1);
+    };
     const auto write = [&](std::uint64_t task) {
         for (std::uint64_t index = moved.begin; index != moved.end; ++index) {
-            if ((work.order.ids[index] >> block_bits & (tasks - 1)) != task) continue;
+            if (task_of(work.order.ids[index]) != task) continue;
             std::memcpy(row_of_table(work, index), row_of_batch(work, position_of(work.order, index)),
                         work.table.row_size_bytes);
         }
@@ -222,8 +230,8 @@ std::uint64_t sort_scratch_bytes(std::uint64_t count) noexcept {
 }
 
 void sort(const row_sort& sort) {
-    constexpr std::uint64_t few = 512;
-    if (sort.count < few) {
+    constexpr std::uint64_t min_digit_sort_count = 512;  // shorter lists are sorted faster by comparison
+    if (sort.count < min_digit_sort_count) {
         sort_by_comparison(sort);
     } else {
         sort_by_digits(sort);
@@ -306,7 +314,7 @@ void repeat(const row_transfer& transfer) {
 
 void scatter(const row_transfer& transfer, repeated_rows repeated, sum_type type) {
     const bool may_repeat = !transfer.order.sorted && !transfer.compact && !transfer.table.by_address;
-    if (may_repeat && repeated == repeated_rows::last) return scatter_in_order(transfer);
+    if (may_repeat && repeated == repeated_rows::last) return scatter_in_batch_order(transfer);
     for_each_index(transfer, [&](std::uint64_t index) {
         if (repeated == repeated_rows::sum) {
             if (!is_repeated(transfer.order, index)) sum_into(transfer, index, type);

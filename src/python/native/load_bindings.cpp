@@ -153,7 +153,7 @@ void check_type(const std::string& name, const dtype& type) {
     } catch (const unsupported&) {
         throw unsupported("cannot make a PyTorch tensor of '" + name + "', which has elements of " +
                           type.descr() +
-                          "; load it to the CPU with framework='np', or the others by `names`");
+                          "; load it to the CPU with framework='np', or select the other tensors by `names`");
     }
 }
 

@@ -40,14 +40,14 @@ class python_sequence final : public row_sequence {
             if (!bytes.is_valid()) throw nb::python_error();
             const nb::object view = nb::steal(PyMemoryView_FromObject(bytes.ptr()));
             if (!view.is_valid()) throw nb::python_error();
-            // positions that rows_at leaves out get a number that no row has
+            // positions that rows_at does not write hold an invalid row number, which is refused later
             std::memset(PyByteArray_AsString(bytes.ptr()), 0xff, rows.size_bytes());
             const nb::object result =
                 nb::borrow(order_.get()).attr("rows_at")(epoch, first, view.attr("cast")("Q"));
             if (!result.is_none())
-                throw invalid_argument("the order '" + name_ +
-                                       "': rows_at writes the row numbers to `out` and returns None, but it "
-                                       "returned something");
+                throw invalid_argument(
+                    "the order '" + name_ +
+                    "': rows_at returned a value; it must write the row numbers to `out` and return None");
             std::memcpy(rows.data(), PyByteArray_AsString(bytes.ptr()), rows.size_bytes());
         } catch (const nb::python_error& raised) {
             throw python_failure(raised);

@@ -102,14 +102,14 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     up to 32 MiB. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
     file, if at least 64 KiB of it are loaded without being gathered, decoded or cast. Writing to a tensor never changes
     its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
-    process (SIGBUS). So do not open a file that tensors are mapped from for writing, as numpy.save and h5py do:
-    `save_file` writes another file, which then replaces it.
+    process (SIGBUS). Do not overwrite a file while tensors are mapped from it: numpy.save and h5py write in place.
+    `save_file` is safe: it writes a new file, and then replaces the old one.
 
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
     members of a .npz file that are no arrays, the types F4 and F6 of safetensors, and as PyTorch tensors also strings,
     dates, structured types and other types that PyTorch lacks. Select the others by `names`: `pinflow.list` gives those
     that cannot be loaded the dtype None. With `names`, too, all datasets of an HDF5 file are listed first, which takes
-    50 us each; `open` reads one dataset without.
+    50 us each; `open` reads one dataset without listing the others.
 
     Links to one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
     members is not checked.
@@ -195,7 +195,7 @@ def load_with(load: Callable[..., Any], device: Any, framework: Optional[str], r
 
 def deliver(load: Callable[..., Any], where: str, kind: str, route: str = "auto", threads: int = 0,
             progress: Optional[Progress] = None, report: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
-    """The same with arguments that have been checked: a device by pinflow's name, a framework of `framework_of`."""
+    """As load_with, for checked arguments: `where` is pinflow's name of the device, `kind` a result of framework_of."""
     loaded: Dict[str, Any] = {}
     if kind != "pt":
         made, tensors, facts = load(where, route, threads, False, None, progress)

@@ -69,7 +69,7 @@ class TensorSlice:
             if request[1] > 0 and self._name in opened._mappable and not _native.has_many_mappings():
                 return opened._load((self._name, -1, 0, 0, ""))[key]  # a view, without reading anything
             loaded = opened._load(request)
-            return loaded if _selects_all(rest) else loaded[rest]
+            return loaded if rest and _selects_all(rest) else loaded[rest]  # of (), numpy makes a scalar
         if not _selects_all(rest):
             raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
                               "that another library makes of it")
@@ -90,18 +90,18 @@ class TensorSlice:
             keys = (*keys[:dots[0]], *(slice(None),) * (len(shape) - len(keys) + 1), *keys[dots[0] + 1:])
         if len(keys) > len(shape):
             raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
-        request, kept = whole, None
+        request, within_range = whole, None
         rest = builtins.list(keys)
-        least = 1.0  # of an axis, which is then restricted
+        min_fraction = 1.0  # only the axis of which the smallest fraction is selected is restricted
         for axis, (each, length) in enumerate(zip(keys, shape)):
             begin, end, within = _part_of(each, length)
             if (begin, end) == (0, length):
                 rest[axis] = within
-            elif (end - begin) / length < least:
-                least = (end - begin) / length
-                request, kept = (self._name, axis, begin, end, ""), within
+            elif (end - begin) / length < min_fraction:
+                min_fraction = (end - begin) / length
+                request, within_range = (self._name, axis, begin, end, ""), within
         if request is not whole:
-            rest[request[1]] = kept
+            rest[request[1]] = within_range
         if dots:
             rest.append(Ellipsis)  # with it, numpy returns an array without axes, not a scalar
         return request, tuple(rest)

@@ -235,12 +235,14 @@ TEST_CASE("rows: of many repeated rows the last one is written, whatever the siz
             for (auto& id : ids)
                 id = random() % table_rows;
             const auto rows = random_bytes(ids.size() * row_bytes, random);
-            const guarded_table table(device, content);
             const guarded_rows from(device, rows);
-            row_exchange exchange(row_table(table.bytes(), row_bytes), device);
-            exchange.scatter(ids_of(ids), from.data());
-            CHECK(table.holds(scattered(content, row_bytes, ids, rows)));
-            CHECK(exchange.plan_scatter(ids.size()).sorted == (device.kind() != device_kind::host));
+            for (const row_route route : {row_route::automatic, row_route::direct}) {
+                const guarded_table table(device, content);
+                row_exchange exchange(row_table(table.bytes(), row_bytes), device, {.route = route});
+                exchange.scatter(ids_of(ids), from.data());
+                CHECK(table.holds(scattered(content, row_bytes, ids, rows)));
+                CHECK(exchange.plan_scatter(ids.size()).sorted == (device.kind() != device_kind::host));
+            }
         }
     });
 }
