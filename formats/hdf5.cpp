@@ -124,8 +124,9 @@ class hdf5_elements final : public element_file {
     /// Keeps the last dataset that `keep` does not (large, or read by libhdf5): more slices of it may follow.
     void keep_last_dataset(const hdf5_dataset& dataset) const {
         const std::size_t size_bytes = memory_bytes(*dataset.description);
-        const bool is_of_library = dataset.description->storage == hdf5_storage::library;
-        if (size_bytes > max_last_dataset_bytes || !(is_of_library || size_bytes > max_kept_bytes)) return;
+        const bool is_kept_otherwise =
+            dataset.description->storage != hdf5_storage::library && size_bytes <= max_kept_bytes;
+        if (is_kept_otherwise || size_bytes > max_last_dataset_bytes) return;
         std::optional<hdf5_dataset> before = dataset;  // closed after the lock is released
         const std::scoped_lock lock(mutex_);
         last_dataset_.swap(before);
