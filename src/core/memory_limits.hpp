@@ -38,9 +38,10 @@ struct available_memory {
 available_memory read_available_memory(const std::string& root = {});
 
 /// Bytes of address space that this process uses, as RLIMIT_AS counts them.
-std::uint64_t own_address_bytes();  /// Says why a file of this size should not be mapped, even if RLIMIT_AS
-                                    /// allows it: too little address space would be left
-/// for the stacks of threads and for allocations. Empty if it can be mapped.
+std::uint64_t own_address_bytes();
+
+/// Says why a file of this size should not be mapped, even if RLIMIT_AS allows it: too little address space
+/// would be left for the stacks of threads and for allocations. Empty if it can be mapped.
 std::string mapping_shortage(std::uint64_t size_bytes);
 
 /// Says why another `size_bytes` of memory are not available, as the end of a sentence ("more than the 8
