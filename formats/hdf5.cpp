@@ -34,6 +34,9 @@ class in_this_process final : public hdf5_access {
     hdf5_description describe(const input_file& file, std::string_view name) override {
         return describe_hdf5_dataset(file, name);
     }
+    array_listing list_one(const input_file& file, std::string_view name) override {
+        return list_hdf5_dataset(file, name);
+    }
     std::vector<hdf5_description> describe_several(const input_file& file,
                                                    std::span<const std::string_view> names,
                                                    std::size_t max_bytes) override {
@@ -241,7 +244,7 @@ std::vector<array_listing> list_hdf5(const std::filesystem::path& path) {
 }
 
 array_listing list_hdf5(const std::filesystem::path& path, std::string_view name) {
-    return detail::hdf5_listing(detail::access()->describe(input_file(path), name));
+    return detail::access()->list_one(input_file(path), name);
 }
 
 array open_hdf5(const std::filesystem::path& path, std::string_view name) {

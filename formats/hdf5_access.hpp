@@ -28,6 +28,10 @@ class hdf5_access {
     /// Lists aliases as list_hdf5_aliases does. The default returns none.
     virtual std::vector<hdf5_alias> aliases(const input_file& /*file*/) { return {}; }
     virtual hdf5_description describe(const input_file& file, std::string_view name) = 0;
+    /// Lists one dataset. The default describes it, which finds its chunks, too.
+    virtual array_listing list_one(const input_file& file, std::string_view name) {
+        return hdf5_listing(describe(file, name));
+    }
     /// Describes several datasets, as describe_hdf5_datasets does. The default describes none.
     virtual std::vector<hdf5_description> describe_several(const input_file& /*file*/,
                                                            std::span<const std::string_view> /*names*/,

@@ -227,6 +227,17 @@ hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view 
     });
 }
 
+array_listing list_hdf5_dataset(const input_file& file, std::string_view name) {
+    return hdf5::naming(file, [&] {
+        const hdf5::library_lock lock;
+        const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
+        hdf5::link_access links;
+        const std::string path = hdf5_path(name);
+        const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);
+        return hdf5_listing(hdf5::describe(opened, dataset, path, hdf5::detail_wanted::listing));
+    });
+}
+
 std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,
                                                      std::span<const std::string_view> names,
                                                      std::size_t max_bytes) {

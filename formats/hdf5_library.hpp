@@ -39,6 +39,9 @@ std::vector<hdf5_alias> list_hdf5_aliases(const input_file& file);
 /// @throws unsupported for types that pinflow lacks and for storage outside the file; other errors as above.
 /// Messages name the path.
 hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view name);
+/// Lists a dataset, without the locations of its chunks.
+/// @throws as describe_hdf5_dataset, but damage of chunks goes unnoticed.
+array_listing list_hdf5_dataset(const input_file& file, std::string_view name);
 
 /// Describes several datasets, and opens the file only once, which takes longer than describing a small one.
 /// Leaves out those that cannot be described, and the rest when the descriptions take `max_bytes` of memory,
