@@ -16,6 +16,7 @@
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
+#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/descriptor_cache.hpp"
@@ -55,7 +56,20 @@ std::shared_ptr<const input_file> open_replaceable(const std::filesystem::path& 
     }
 }
 
-listed_file list_file(const std::filesystem::path& path) {
+/// The dataset `name` of an HDF5 file, without a list of all others. Empty if that list must tell what the
+/// name stands for: it is a pattern, a link, or no dataset that can be loaded.
+std::optional<array_listing> find_dataset(const std::filesystem::path& path, const std::string& name) {
+    if (name.find_first_of("*?[\\") != std::string::npos) return std::nullopt;
+    try {
+        array_listing found = list_hdf5(path, name);
+        return found.name == name && found.dtype ? std::optional(std::move(found)) : std::nullopt;
+    } catch (const error&) {
+        return std::nullopt;
+    }
+}
+
+/// @param name the only tensor that is needed; empty if there may be others.
+listed_file list_file(const std::filesystem::path& path, const std::string& name) {
     std::error_code no_status;
     if (std::filesystem::is_directory(path, no_status))
         throw format_error(fmt::format("cannot load tensors of {}: it is a folder; pass the files in it",
@@ -67,20 +81,29 @@ listed_file list_file(const std::filesystem::path& path) {
     listed.file = is_safetensors ? open_replaceable(path) : std::make_shared<const input_file>(path);
     if (is_safetensors) {
         listed.header = read_safetensors_header(*listed.file, safetensors_metadata::kept);
-    } else {
-        listed.arrays = list_arrays(path);
-        if (listed.format == file_format::hdf5) listed.aliases = list_hdf5_aliases(path);
+        return listed;
     }
+    const bool is_hdf5 = listed.format == file_format::hdf5;
+    if (is_hdf5 && !name.empty()) {
+        if (auto found = find_dataset(path, name)) {
+            listed.arrays.push_back(*std::move(found));
+            return listed;
+        }
+    }
+    listed.arrays = list_arrays(path);
+    if (is_hdf5) listed.aliases = list_hdf5_aliases(path);
     return listed;
 }
 
 /// Opens the files, in parallel.
-std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths) {
+std::vector<listed_file> list_files(const std::vector<std::filesystem::path>& paths,
+                                    std::span<const std::string> names) {
+    const std::string only_name = paths.size() == 1 && names.size() == 1 ? names[0] : std::string();
     std::vector<listed_file> listed(paths.size());
     std::vector<std::exception_ptr> failures(paths.size());
     const auto list = [&](std::size_t i) {
         try {
-            listed[i] = list_file(paths[i]);
+            listed[i] = list_file(paths[i], only_name);
         } catch (...) {
             failures[i] = std::current_exception();
         }
@@ -238,7 +261,8 @@ void add_aliases(opened_tensors& opened, std::vector<listed_file>& listed) {
 
 }  // namespace
 
-std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> paths) {
+std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> paths,
+                                             std::span<const std::string> names) {
     if (paths.empty()) throw invalid_argument("cannot load tensors of no files");
     auto opened = std::make_shared<opened_tensors>();
     for (const std::filesystem::path& path : paths) {
@@ -248,7 +272,7 @@ std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> 
         if (no_folder) opened->absolute_paths.back() = path;
     }
     opened->paths = std::move(paths);
-    std::vector<listed_file> listed = list_files(opened->paths);
+    std::vector<listed_file> listed = list_files(opened->paths, names);
     std::size_t count = 0;
     for (const listed_file& file : listed)
         count += file.header.count() + file.arrays.size() + file.aliases.size();

@@ -2,6 +2,8 @@
 
 #include <filesystem>
 #include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "src/load/load_plan.hpp"
@@ -10,8 +12,11 @@
 namespace pinflow::detail {
 
 /// Opens the files by their headers, in parallel.
+/// @param names load_options::names. If it is one name, an HDF5 file that is the only one is not searched for
+/// other datasets.
 /// @throws as the constructor of tensor_files.
-std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> paths);
+std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> paths,
+                                             std::span<const std::string> names = {});
 /// The same, with descriptions for the user.
 std::shared_ptr<const opened_tensors> open_and_describe(std::vector<std::filesystem::path> paths);
 

@@ -263,7 +263,7 @@ loaded_tensors load_tensors(std::span<const std::filesystem::path> files, const 
     const auto start = std::chrono::steady_clock::now();
     return load_typed(files, [&] {
         const tensor_files opened(tensor_files::without_descriptions{},
-                                  detail::open_tensors({files.begin(), files.end()}));
+                                  detail::open_tensors({files.begin(), files.end()}, options.names));
         const std::vector<std::uint32_t> indices = opened.select_indices(options.names);
         std::vector<detail::load_job> jobs;
         jobs.reserve(indices.size());
