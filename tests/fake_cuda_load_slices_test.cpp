@@ -39,7 +39,7 @@ load_report check_load(load_backend& backend, const std::vector<model_tensor>& m
     const loaded_tensors loaded = files.load(requests, backend.device(), options);
     for (std::size_t i = 0; i < model.size(); ++i) {
         CAPTURE(i);
-        CHECK(bytes_of(loaded.tensors[i]) == sliced(model[i], *requests[i].slice));
+        CHECK(bytes_of(loaded.tensors[i]) == part_of(model[i], requests[i]));
     }
     CHECK(loaded.report.copied_bytes + loaded.report.staged_bytes == loaded.report.size_bytes);
     detail::wait_for_released_pages();
@@ -173,6 +173,52 @@ TEST_CASE("load: random slices of random tensors are loaded, from pages and thro
         options.pin_budget_bytes = std::uint64_t{is_copied ? 96U : 8U} << 20;  // pieces of 6 and 1 MiB
         copied_bytes += check_load(backend, model, requests, options).copied_bytes;
         (options.route == load_route::staged ? staged_strided_bytes : strided_bytes) += backend.strided_bytes;
+    }
+    CHECK(copied_bytes > 0);
+    CHECK(strided_bytes > 0);
+    CHECK(staged_strided_bytes > 0);
+}
+
+TEST_CASE("load: random boxes of random tensors are loaded, from pages and through buffers") {
+    std::mt19937_64 random(20261130);
+    const auto below = [&](std::uint64_t limit) { return random() % limit; };
+    std::uint64_t copied_bytes = 0, strided_bytes = 0, staged_strided_bytes = 0;
+    for (unsigned round = 0; round < 24; ++round) {
+        CAPTURE(round);
+        std::vector<model_tensor> model;
+        std::vector<tensor_request> requests;
+        while (model.size() < 3) {
+            const dtype type = below(2) == 0 ? dtype::of<std::uint8_t>() : dtype::of<std::int16_t>();
+            // with runs and groups of all lengths, of 1 to 4 MiB in all
+            shape_vector shape{1 + below(4), 1 + below(60), std::uint64_t{1} << below(8), 0};
+            shape[3] = std::max<std::uint64_t>((2U << 20U) / (shape[0] * shape[1] * shape[2]), 5);
+            model.push_back(random_tensor(fmt::format("t{}", model.size()), type, shape, round));
+            tensor_request& request = requests.emplace_back();
+            request.name = model.back().name;
+            for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+                if (below(3) == 0) continue;
+                const std::uint64_t begin = below(shape[axis] / 3 + 1);
+                const std::uint64_t end = shape[axis] - below(shape[axis] / 3 + 1);
+                if (!request.slice && below(2) == 0) {
+                    request.slice = tensor_slice{axis, begin, end};
+                } else {
+                    request.further_slices.push_back({axis, begin, end});
+                }
+            }
+        }
+        load_backend& backend = new_backend();
+        load_options options;
+        options.route = round % 3 == 0 ? load_route::both : load_route::staged;
+        options.threads = round % 2;
+        options.pin_budget_bytes = std::uint64_t{8} << 20;
+        copied_bytes += check_load(backend, model, requests, options).copied_bytes;
+        (options.route == load_route::staged ? staged_strided_bytes : strided_bytes) += backend.strided_bytes;
+        const temporary_folder folder;
+        write_model(folder / "a.safetensors", model);
+        const tensor_files files({folder / "a.safetensors"});
+        const loaded_tensors on_host = files.load(requests, device::host());
+        for (std::size_t i = 0; i < model.size(); ++i)
+            CHECK(bytes_of(on_host.tensors[i]) == part_of(model[i], requests[i]));
     }
     CHECK(copied_bytes > 0);
     CHECK(strided_bytes > 0);

@@ -35,7 +35,8 @@ class element_stream {
     /// it then delivers only their elements, in C order. shape() is still that of the whole array. Each call
     /// restarts at the first selected element, and keeps the selections of other axes. It may be called after
     /// `read` and `skip`.
-    /// @return false, and the stream is unchanged, if it cannot leave out elements along this axis.
+    /// @return false, and the stream is unchanged, if it cannot leave out elements along this axis. A stream
+    /// that can restrict an axis other than the first can restrict all.
     virtual bool select(std::size_t /*axis*/, std::uint64_t /*begin*/, std::uint64_t /*end*/) {
         return false;
     }

@@ -31,6 +31,18 @@ void check_slice(const opened_tensors& opened, std::size_t index, const tensor_s
                                            to_string(tensor.shape)));
 }
 
+/// @throws invalid_argument.
+void check_part(const opened_tensors& opened, std::size_t index, const tensor_part& part) {
+    for (std::size_t i = 0; i < part.slice_count(); ++i) {
+        check_slice(opened, index, part[i]);
+        for (std::size_t before = 0; before < i; ++before) {
+            if (part[before].axis == part[i].axis)
+                throw invalid_argument(fmt::format("cannot slice {} twice along axis {}",
+                                                   label_of(opened, index), part[i].axis));
+        }
+    }
+}
+
 /// @throws invalid_argument if two destinations overlap.
 void check_destinations(const opened_tensors& opened, std::span<const load_job> jobs) {
     std::vector<const load_job*> placed;
@@ -88,7 +100,7 @@ found_request find_request(const opened_tensors& opened, const tensor_request& r
                                            name_of_files(opened.paths)));
     }
     return {.tensor = static_cast<std::uint32_t>(found->second),
-            .slice = request.slice ? &*request.slice : nullptr,
+            .part = {request.slice ? &*request.slice : nullptr, request.further_slices},
             .dtype = request.dtype ? &*request.dtype : nullptr,
             .destination = request.destination};
 }
@@ -105,14 +117,14 @@ load_job job_of(const opened_tensors& opened, const found_request& request, cons
     }
     if (needs_conversion(opened, job)) job.is_converted_by_device = can_convert(opened, job, device);
     job.is_decoded = !tensor.is_as_delivered() && !job.is_converted_by_device;
-    if (request.slice != nullptr) {
-        check_slice(opened, request.tensor, *request.slice);
-        job.slice = request.slice;
+    if (!request.part.is_whole()) {
+        check_part(opened, request.tensor, request.part);
+        job.part = request.part;
         const byte_runs runs = runs_of(opened, job);
         job.first_bytes = runs.first_bytes;
-        job.has_gaps = runs.count != 1;
+        job.has_gaps = !runs.is_contiguous();
     }
-    if (!job.is_cast() && job.slice == nullptr) return job;
+    if (!job.is_cast() && job.part.is_whole()) return job;
     const pinflow::dtype& type = type_of(opened, job);
     const shape_vector shape = shape_of(opened, job);
     if (!multiply(element_count(shape), type.size_bytes(), job.size_bytes))
@@ -141,9 +153,13 @@ std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vecto
     std::vector<aliased_job> aliases;
     if (opened.aliases.empty()) return aliases;
     const auto delivered_as = [&](const load_job& job) {
-        const tensor_slice slice = job.slice == nullptr ? tensor_slice{} : *job.slice;
-        return std::tuple(opened.stored[job.tensor].alias_of.value_or(job.tensor), job.slice != nullptr,
-                          slice.axis, slice.begin, slice.end, type_of(opened, job).descr());
+        std::vector<std::uint64_t> ranges;
+        for (std::size_t axis = 0; axis < opened.stored[job.tensor].shape.size(); ++axis) {
+            const auto [begin, end] = range_of(opened, job, axis);
+            ranges.insert(ranges.end(), {begin, end});
+        }
+        return std::tuple(opened.stored[job.tensor].alias_of.value_or(job.tensor), std::move(ranges),
+                          type_of(opened, job).descr());
     };
     std::map<decltype(delivered_as(jobs.front())), std::size_t> first_jobs;
     std::vector<load_job> left;
@@ -164,27 +180,16 @@ std::vector<aliased_job> remove_aliases(const opened_tensors& opened, std::vecto
 
 byte_runs runs_of(const opened_tensors& opened, const load_job& job) {
     const stored_tensor& tensor = opened.stored[job.tensor];
-    if (job.slice == nullptr) return {.size_bytes = tensor.size_bytes};
-    const tensor_slice& slice = *job.slice;
-    // the axes before the slice's, and after it, in the order of the staging buffers
-    std::span<const std::uint64_t> before = tensor.shape.first(slice.axis);
-    std::span<const std::uint64_t> after = tensor.shape.subspan(slice.axis + 1);
-    if (tensor.is_fortran_order && job.is_converted_by_device) std::swap(before, after);
-    byte_runs runs;
-    for (const std::uint64_t length : before)
-        runs.count *= length;
-    // strides of an array without elements count lengths of 0 as 1
-    std::uint64_t index_bytes = tensor.dtype->size_bytes();
-    for (const std::uint64_t length : after)
-        index_bytes *= std::max<std::uint64_t>(length, 1);
-    runs.size_bytes = index_bytes * (slice.end - slice.begin);
-    runs.stride_bytes = index_bytes * tensor.shape[slice.axis];
-    runs.first_bytes = index_bytes * slice.begin;
-    if (runs.size_bytes == runs.stride_bytes) {
-        runs.size_bytes *= runs.count;
-        runs.count = 1;
+    if (job.part.is_whole()) return {.size_bytes = tensor.size_bytes, .stride_bytes = tensor.size_bytes};
+    shape_vector shape(tensor.shape.begin(), tensor.shape.end());
+    std::vector<axis_range> part;
+    for (std::size_t axis = 0; axis < shape.size(); ++axis)
+        part.push_back(range_of(opened, job, axis));
+    if (tensor.is_fortran_order && job.is_converted_by_device) {  // as stored
+        std::ranges::reverse(shape);
+        std::ranges::reverse(part);
     }
-    return runs;
+    return runs_of_box(shape, part, tensor.dtype->size_bytes());
 }
 
 stored_span span_of(const opened_tensors& opened, const load_job& job, const load_piece& piece) {
@@ -194,11 +199,8 @@ stored_span span_of(const opened_tensors& opened, const load_job& job, const loa
         return {begin, piece.size_bytes};
     }
     const byte_runs runs = runs_of(opened, job);
-    const auto offset_of = [&](std::uint64_t byte) {
-        return byte / runs.size_bytes * runs.stride_bytes + byte % runs.size_bytes;
-    };
-    const std::uint64_t first = offset_of(piece.begin_bytes);
-    const std::uint64_t last = offset_of(piece.begin_bytes + piece.size_bytes - 1);
+    const std::uint64_t first = runs.offset_of(piece.begin_bytes);
+    const std::uint64_t last = runs.offset_of(piece.begin_bytes + piece.size_bytes - 1);
     begin.offset_bytes += first;
     return {begin, last - first + 1};
 }

@@ -128,26 +128,32 @@ class planner {
     /// Bytes that are decoded for each index of axis 0: those of all chunks with elements of the slice.
     std::uint64_t decoded_row_bytes(const load_job& job) const {
         const stored_tensor& stored = opened_.stored[job.tensor];
-        const std::uint64_t whole_bytes = stored.size_bytes / stored.shape[0];
-        if (job.slice == nullptr || job.slice->axis == 0) return whole_bytes;
-        const std::uint64_t length = stored.shape[job.slice->axis];
-        const std::uint64_t chunk = stored.chunk_shape.empty() ? 1 : stored.chunk_shape[job.slice->axis];
-        const std::uint64_t end = std::min(rounded_up(job.slice->end, chunk), length);
-        return whole_bytes / length * (end - job.slice->begin / chunk * chunk);
+        std::uint64_t row_bytes = stored.size_bytes / stored.shape[0];
+        for (std::size_t axis = 1; axis < stored.shape.size(); ++axis) {
+            const std::uint64_t length = stored.shape[axis];
+            const std::uint64_t chunk = stored.chunk_shape.empty() ? 1 : stored.chunk_shape[axis];
+            const auto [begin, end] = range_of(opened_, job, axis);
+            row_bytes =
+                row_bytes / length * (std::min(rounded_up(end, chunk), length) - begin / chunk * chunk);
+        }
+        return row_bytes;
     }
 
-    /// Makes units of one piece each. For a GPU, pieces of a slice that is not cast consist of whole runs, or
-    /// lie within one.
+    /// Makes units of one piece each. For a GPU, pieces of a part that is not cast consist of whole runs of
+    /// one group, or lie within a run, unless groups are small.
     void add_pieces(std::uint32_t index, std::uint64_t bytes_before) {
         const load_job& job = plan_.jobs[index];
-        std::uint64_t run_bytes = job.size_bytes;
+        std::uint64_t run_bytes = job.size_bytes, group_bytes = job.size_bytes;
         std::uint64_t max_piece_bytes = load_unit_bytes;
         bool is_copied = job.is_contiguous();
         bool reads_with_gaps = false;
         const bool is_changed = job.is_cast() || job.is_converted_by_device;
         if (job.has_gaps && !is_changed && device_.kind() != device_kind::host) {
             const byte_runs runs = runs_of(opened_, job);
-            run_bytes = runs.size_bytes;
+            if (has_large_groups(runs)) {
+                run_bytes = runs.size_bytes;
+                group_bytes = runs.group_bytes();
+            }
             is_copied = can_copy_runs(runs);
             reads_with_gaps = reads_gaps(runs) && runs.stride_bytes <= load_unit_bytes;
             if (reads_with_gaps) max_piece_bytes = load_unit_bytes / runs.stride_bytes * run_bytes;
@@ -161,7 +167,7 @@ class planner {
             const std::uint64_t max_bytes = std::min(max_unit_bytes(bytes_before + begin), max_piece_bytes);
             const std::uint64_t in_run = begin % run_bytes;
             const bool is_within_run = in_run != 0 || run_bytes > max_bytes;
-            const std::uint64_t left = is_within_run ? run_bytes - in_run : job.size_bytes - begin;
+            const std::uint64_t left = is_within_run ? run_bytes - in_run : group_bytes - begin % group_bytes;
             // no last piece is too short for the copy engine
             const bool leaves_short = left > max_bytes && left - max_bytes < thresholds.min_copied_bytes;
             std::uint64_t size_bytes = leaves_short ? max_bytes / 2 : std::min(max_bytes, left);

@@ -151,6 +151,19 @@ class loaded_block {
     std::vector<event> events_;  ///< one for each stream, so that the destructor only records them
 };
 
+/// What a request selects of a tensor. What it points to must outlive the load.
+struct tensor_part {
+    const tensor_slice* slice = nullptr;
+    std::span<const tensor_slice> further = {};  // NOLINT(readability-redundant-member-init): g++ wants it
+
+    std::size_t slice_count() const { return further.size() + (slice == nullptr ? 0 : 1); }
+    bool is_whole() const { return slice_count() == 0; }
+    const tensor_slice& operator[](std::size_t index) const {
+        if (slice == nullptr) return further[index];
+        return index == 0 ? *slice : further[index - 1];
+    }
+};
+
 /// One tensor of a load. Offsets count bytes in the order of the staging buffers: the order of the file if
 /// the device converts the elements, otherwise C order. Small, as a load may have many: the memory of new
 /// jobs costs a page fault for each 4 KiB.
@@ -159,11 +172,12 @@ struct load_job {
     std::uint32_t block = 0;               ///< where it is delivered
     std::uint64_t block_offset_bytes = 0;  ///< in `block`
     const pinflow::dtype* cast = nullptr;  ///< the type as delivered, if it is not the stored one
-    const tensor_slice* slice = nullptr;   ///< null: the whole tensor
-    std::uint64_t size_bytes = 0;          ///< as delivered
-    std::uint64_t first_bytes = 0;         ///< of the slice, in the stored elements
-    std::byte* destination = nullptr;      ///< the caller's
-    bool has_gaps = false;                ///< the slice is not contiguous in the stored elements: see runs_of
+    // NOLINTNEXTLINE(readability-redundant-member-init): g++ wants it
+    tensor_part part = {};
+    std::uint64_t size_bytes = 0;         ///< as delivered
+    std::uint64_t first_bytes = 0;        ///< of the part, in the stored elements
+    std::byte* destination = nullptr;     ///< the caller's
+    bool has_gaps = false;                ///< the part is not contiguous in the stored elements: see runs_of
     bool is_decoded = false;              ///< by an element stream, in C order
     bool is_converted_by_device = false;  ///< staged as stored: see device_conversions.hpp
 
@@ -190,17 +204,21 @@ inline std::uint64_t staged_bytes_of(const opened_tensors& opened, const load_jo
 inline shape_vector shape_of(const opened_tensors& opened, const load_job& job) {
     const std::span<const std::uint64_t> stored = opened.stored[job.tensor].shape;
     shape_vector shape(stored.begin(), stored.end());
-    if (job.slice != nullptr) shape[job.slice->axis] = job.slice->end - job.slice->begin;
+    for (std::size_t i = 0; i < job.part.slice_count(); ++i)
+        shape[job.part[i].axis] = job.part[i].end - job.part[i].begin;
     return shape;
 }
 
-/// The indices of an axis that a job delivers: from begin to end - 1.
-struct axis_range {
-    std::uint64_t begin = 0;
-    std::uint64_t end = 0;
-};
+/// The slice of a job along an axis; null if the job delivers all indices.
+inline const tensor_slice* slice_along(const load_job& job, std::size_t axis) {
+    for (std::size_t i = 0; i < job.part.slice_count(); ++i) {
+        if (job.part[i].axis == axis) return &job.part[i];
+    }
+    return nullptr;
+}
+/// The indices of an axis that a job delivers.
 inline axis_range range_of(const opened_tensors& opened, const load_job& job, std::size_t axis) {
-    if (job.slice != nullptr && job.slice->axis == axis) return {job.slice->begin, job.slice->end};
+    if (const tensor_slice* const slice = slice_along(job, axis)) return {slice->begin, slice->end};
     return {0, opened.stored[job.tensor].shape[axis]};
 }
 
@@ -268,7 +286,7 @@ inline constexpr std::uint64_t min_own_block_bytes = std::uint64_t{1} << 20;
 /// A request of a tensor that has been found. What it points to must outlive the load.
 struct found_request {
     std::uint32_t tensor = 0;  ///< index in opened_tensors
-    const tensor_slice* slice = nullptr;
+    tensor_part part = {};     // NOLINT(readability-redundant-member-init): g++ wants it
     const pinflow::dtype* dtype = nullptr;
     std::byte* destination = nullptr;
 };

@@ -137,6 +137,28 @@ class OpenTest(Folder):
         self.assertEqual(back.dtype, pairs.dtype)
         np.testing.assert_array_equal(back, pairs)
 
+    def test_boxes_of_a_chunked_dataset_are_read_without_the_rest(self):
+        for dtype in ("<f4", ">i2"):
+            values = np.random.default_rng(5).integers(0, 99, (300, 70, 60)).astype(dtype)
+            np.save(self.path("a.npy"), values)
+            pinflow.convert(self.path("a.npy"), self.path("a.h5"), "--deflate", "1")
+            array = pinflow.open(self.path("a.h5"), "data")
+            for key in (np.s_[:, 7], np.s_[3, 10:20, 5:9], np.s_[5:250, :, -1], np.s_[..., 2:50:3], np.s_[1, 2, 3],
+                        np.s_[::7, 3:5], np.s_[4:4, 1:3], np.s_[-1, ::-1, 3], np.s_[[1, 5], 3:6], np.s_[9:2:-2, 0]):
+                with self.subTest((dtype, key)):
+                    np.testing.assert_array_equal(array[key], values[key])
+                    self.assertEqual(np.shape(array[key]), values[key].shape)
+                    self.assertEqual(array[key].dtype.newbyteorder("="), values.dtype.newbyteorder("="))
+            with self.assertRaises(IndexError):
+                array[0, 70]
+            before = os.path.getsize(self.path("a.h5"))
+            np.save(self.path("a.npy"), values[:, 1:])
+            pinflow.convert(self.path("a.npy"), self.path("b.h5"), "--deflate", "1")
+            shutil.copyfile(self.path("b.h5"), self.path("a.h5"))
+            self.assertNotEqual(before, os.path.getsize(self.path("a.h5")))
+            with self.assertRaises(pinflow.DataChanged):
+                array[:, 7]
+
     def test_rows_have_the_byte_order_of_the_array(self):
         numbers = np.arange(24).reshape(4, 3, 2)
         fields = np.zeros(4, [("a", ">i4"), ("b", "<f8", (2,)), ("c", [("d", ">u2")])])

@@ -78,6 +78,14 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
     });
 }
 
+/// Reads a box of the elements to `out`, which must have exactly their size.
+/// @return whether it could be read: see opened_array::read_box.
+bool read_box(const opened_array& self, const shape_vector& first, const shape_vector& lengths,
+              const nb::object& out) {
+    const buffer memory(out, true);
+    return without_gil([&] { return self.read_box(first, lengths, memory.bytes()); });
+}
+
 /// Whether rows can be read. A compressed .npz member is decoded for that.
 bool has_rows(const opened_array& self) {
     try {
@@ -122,6 +130,7 @@ void bind_arrays(nb::module_& module) {
              })
         .def_prop_ro("has_rows", &has_rows)
         .def("read_rows", &read_rows, nb::arg("ids"), nb::arg("out"))
+        .def("read_box", &read_box, nb::arg("first"), nb::arg("lengths"), nb::arg("out"))
         .def("__dlpack_device__", [](const opened_array&) { return dlpack_device_of(device::host()); })
         .def(
             "__dlpack__",

@@ -91,18 +91,21 @@ std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& 
     };
 }
 
-/// (name, slice axis, begin, end, type). An axis of -1 means the whole tensor, an empty type no cast.
-using python_request = std::tuple<file_name, std::int64_t, std::uint64_t, std::uint64_t, std::string>;
+/// (axis, begin, end)
+using python_slice = std::tuple<std::size_t, std::uint64_t, std::uint64_t>;
+/// (name, slices, type). An empty type means no cast.
+using python_request = std::tuple<file_name, std::vector<python_slice>, std::string>;
 
 /// @param destinations an address for each request, or none.
 std::vector<tensor_request> requests_of(const std::vector<python_request>& wanted,
                                         const std::vector<std::uintptr_t>& destinations) {
     std::vector<tensor_request> requests;
     requests.reserve(wanted.size());
-    for (const auto& [name, axis, begin, end, type] : wanted) {
+    for (const auto& [name, slices, type] : wanted) {
         tensor_request& request = requests.emplace_back();
         request.name = name.bytes;
-        if (axis >= 0) request.slice = tensor_slice{static_cast<std::size_t>(axis), begin, end};
+        for (const auto& [axis, begin, end] : slices)
+            request.further_slices.push_back({axis, begin, end});
         if (!type.empty()) request.dtype = dtype::parse(type);
         if (!destinations.empty())
             request.destination = std::bit_cast<std::byte*>(destinations.at(requests.size() - 1));

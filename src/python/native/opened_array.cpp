@@ -73,6 +73,7 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     made->path_ = path;
     made->identity_ = input_file(path).identity();
     made->name_ = name;
+    made->listed_name_ = listed->name;
     // a member of a .npz archive can be decoded only as a whole, so its rows are those of the decoded
     // elements
     if (format_of(path) == file_format::npz) return made;
@@ -131,15 +132,38 @@ const array& opened_array::elements() const {
             decoded_ = gathered(*rows_, type_, shape_);
         } else {
             array decoded = name_.empty() ? pinflow::open(path_) : pinflow::open(path_, name_);
-            const bool is_same = input_file(path_).identity() == identity_ && decoded.dtype() == type_ &&
-                                 decoded.shape() == shape_;
-            if (!is_same)
-                throw data_changed(
-                    fmt::format("'{}' has been changed or replaced since it was opened", path_));
+            check_same(decoded.dtype(), decoded.shape());
             decoded_ = std::move(decoded);
         }
     }
     return *decoded_;
+}
+
+void opened_array::check_same(const dtype& type, const shape_vector& shape) const {
+    if (input_file(path_).identity() == identity_ && type == type_ && shape == shape_) return;
+    throw data_changed(fmt::format("'{}' has been changed or replaced since it was opened", path_));
+}
+
+bool opened_array::read_box(const shape_vector& first, const shape_vector& lengths,
+                            std::span<std::byte> destination) const {
+    // other files can be decoded only as a whole, or have rows that are read as they are
+    if (path_.empty() || format_of(path_) != file_format::hdf5) return false;
+    constexpr std::uint64_t memory_bytes = std::uint64_t{16} << 20;
+    const auto stream = [&] {
+        const std::lock_guard lock(mutex_);
+        if (stored_) return stored_->stream_of_part(listed_name_, memory_bytes);
+        auto opened = detail::open_hdf5_elements(path_);
+        auto made = opened->stream_of_part(listed_name_, memory_bytes);
+        check_same(type_, made->shape());
+        stored_ = std::move(opened);
+        return made;
+    }();
+    for (std::size_t axis = shape_.size(); axis-- > 0;) {
+        if (!stream->select(axis, first[axis], first[axis] + lengths[axis])) return false;
+    }
+    stream->read(destination);
+    stream->finish();
+    return true;
 }
 
 }  // namespace pinflow::python

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "formats/element_streams.hpp"
 #include "pinflow/array.hpp"
 #include "pinflow/file.hpp"
 #include "pinflow/row_source.hpp"
@@ -39,6 +40,11 @@ class opened_array {
     std::shared_ptr<const row_source> as_one_row() const;
     /// The elements, which may have to be decoded or gathered first.
     const array& elements() const;
+    /// Reads the elements of a box, `lengths` from `first` on along each axis, little-endian and in C order.
+    /// @param destination exactly their size
+    /// @return false if they must be selected from rows or from all elements instead.
+    bool read_box(const shape_vector& first, const shape_vector& lengths,
+                  std::span<std::byte> destination) const;
     /// The Python object that reads the rows, which their row_source keeps, too. Null for other arrays.
     std::shared_ptr<PyObject> kept;
     /// The Python objects that read rows of this array or of its parts, for comparison only.
@@ -50,6 +56,8 @@ class opened_array {
 
  private:
     explicit opened_array(dtype type) : type_(std::move(type)) {}
+    /// @throws data_changed if the file or the array is no longer the one that was opened.
+    void check_same(const dtype& type, const shape_vector& shape) const;
 
     dtype type_;
     shape_vector shape_;
@@ -57,12 +65,14 @@ class opened_array {
     std::string label_;
     std::string path_;  ///< of elements that are decoded later; empty if they are gathered from the rows
     std::string name_;
-    file_identity identity_;  ///< of the file at `path_`
+    std::string listed_name_;  ///< as list_arrays has it
+    file_identity identity_;   ///< of the file at `path_`
     std::shared_ptr<const row_source> rows_;
     std::string no_rows_reason_;
     std::optional<array> elements_;
     mutable std::mutex mutex_;
     mutable std::optional<array> decoded_;
+    mutable std::unique_ptr<detail::element_file> stored_;  ///< the file at `path_`, for read_box
 };
 
 void bind_arrays(nanobind::module_& module);

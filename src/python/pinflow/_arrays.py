@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import builtins
-import importlib
 import operator
 import os
-import sys
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
+from ._boxes import box_of
+from ._elements import bytes_of, numpy_type, row_numbers, typed_elements
 from ._errors import InvalidArgument, shown
 from ._readable import check_readable
 
@@ -120,9 +119,14 @@ class Array:
     def __getitem__(self, key: Any) -> Any:
         """Elements by numpy's rules: a view if the array is mapped or was opened in memory. Otherwise, a number, a slice
         or row numbers as the first index read or decode only those rows at each access, also after `numpy.asarray` has
-        decoded everything. But the first access to a compressed .npz member decodes all of it."""
+        decoded everything. Of a chunked HDF5 dataset, numbers and slices along other axes are read without the rest,
+        too: only chunks with elements of the box around the selected ones are decoded. But the first access to a
+        compressed .npz member decodes all of it."""
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
+        part = self._part(key)
+        if part is not None:
+            return part
         first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
         numbers = _chosen_rows(first, len(self))
         if numbers is None or not self._array.has_rows:
@@ -137,6 +141,24 @@ class Array:
         import numpy
 
         return rows[(numpy.arange(numbers.size).reshape(numbers.shape), *rest)]
+
+    def _part(self, key: Any) -> Optional[AnyArray]:
+        """The elements of a key that restricts other axes than the first; None if they must be selected from rows, or
+        from all elements."""
+        import numpy
+
+        selected = box_of(key, self.shape)
+        if selected is None or all(range_ == (0, length) for range_, length in zip(selected[0][1:], self.shape[1:])):
+            return None
+        ranges, rest = selected
+        if isinstance(rest[0], slice) and rest[0] != slice(None):
+            return None  # few of many rows
+        lengths = [end - begin for begin, end in ranges]
+        out = numpy.empty(lengths, dtype=self.dtype.newbyteorder("<"))  # as they are read
+        if not self._array.read_box([begin for begin, _ in ranges], lengths, bytes_of(out)):
+            return None
+        chosen: AnyArray = out.astype(self.dtype, copy=False)[rest]
+        return chosen
 
     def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
         """The rows of these numbers, from 0 on, read or copied to a new array, in this order."""
@@ -177,132 +199,6 @@ def _chosen_rows(index: Any, count: int) -> Any:
         return numpy.flatnonzero(chosen)
     numbers = chosen.astype(numpy.int64)
     return numpy.where(numbers < 0, numbers + count, numbers)
-
-
-#: Types that numpy lacks, and their sizes in bytes.
-BEYOND_NUMPY = {"bfloat16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "float8_e8m0fnu": 1, "float8_e4m3fnuz": 1,
-                "float8_e5m2fnuz": 1}
-
-_known_types: Dict[str, np.dtype[Any]] = {}
-
-
-def numpy_type(text: str) -> np.dtype[Any]:
-    """The numpy type for the library's spelling of a type."""
-    known = _known_types.get(text)
-    if known is None:
-        import numpy
-
-        known = numpy.dtype(_numpy_spelling(text))
-        _known_types[text] = known
-    return known
-
-
-def _numpy_spelling(text: str) -> Any:
-    """The argument for numpy.dtype, for the library's spelling of a type."""
-    if text.startswith("["):
-        import numpy
-
-        return numpy.lib.format.descr_to_dtype(ast.literal_eval(text))  # fields without a name are padding
-    if text not in BEYOND_NUMPY:
-        return text
-    try:
-        return getattr(importlib.import_module("ml_dtypes"), text)
-    except ImportError:
-        return f"V{BEYOND_NUMPY[text]}"
-
-
-def spelling_of(dtype: Any) -> str:
-    """How the library spells a type, given as anything that numpy.dtype takes."""
-    if isinstance(dtype, str) and dtype in BEYOND_NUMPY:
-        return dtype
-    import numpy
-
-    known: Any = numpy.dtype(dtype)
-    return str(known.name if known.name in BEYOND_NUMPY else known.str)
-
-
-def whole_numbers(numbers: Any) -> AnyArray:
-    """Numbers as a numpy array.
-
-    Raises:
-        InvalidArgument: they are not whole numbers on one axis.
-    """
-    import numpy
-
-    given = elements_of(numbers)
-    if given.ndim != 1 or given.dtype.kind not in "iu" and given.size > 0:
-        hint = "; numpy.flatnonzero makes row numbers of a mask" if given.dtype.kind == "b" else ""
-        raise InvalidArgument("row numbers are whole numbers on one axis, not "
-                              f"{given.dtype} of shape {given.shape}{hint}")
-    return given
-
-
-def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
-    """Row numbers as the library takes them.
-
-    Raises:
-        InvalidArgument: they are not whole numbers on one axis, or one is not a row.
-    """
-    import numpy
-
-    given = whole_numbers(ids)
-    if given.size == 0:
-        return numpy.empty(0, numpy.uint64)
-    for wrong in (int(given.min()), int(given.max())):
-        if not 0 <= wrong < row_count:
-            raise InvalidArgument(f"row number {wrong} is out of range: there are {row_count} rows")
-    return numpy.ascontiguousarray(given, dtype=numpy.uint64)
-
-
-def elements_of(array: Any) -> AnyArray:
-    """A numpy array of what numpy can view.
-
-    Raises:
-        InvalidArgument: it is masked.
-    """
-    import numpy
-
-    if isinstance(array, numpy.ma.MaskedArray):
-        raise InvalidArgument("the mask of a masked array would be lost: give its `data`, or `filled(value)`")
-    return numpy.asarray(array)
-
-
-def typed_elements(array: Any) -> Tuple[AnyArray, str]:
-    """A numpy array of what numpy can view, or of a tensor of PyTorch, and how the library spells its type. If numpy
-    lacks the type, the elements are whole numbers of the same size.
-
-    Raises:
-        InvalidArgument: it is masked, or a tensor that is not dense, not on the CPU, or of a type that pinflow lacks.
-    """
-    torch: Any = sys.modules.get("torch")
-    if torch is not None and isinstance(array, torch.Tensor):
-        return _elements_of_torch(torch, array)
-    elements = elements_of(array)
-    return elements, spelling_of(elements.dtype)
-
-
-def _elements_of_torch(torch: Any, tensor: Any) -> Tuple[AnyArray, str]:
-    if tensor.layout != torch.strided or tensor.device.type != "cpu":
-        raise InvalidArgument(f"a tensor of layout {tensor.layout} on {tensor.device} cannot be used as an array: give a "
-                              "dense tensor on the CPU")
-    plain = tensor.detach().resolve_conj().resolve_neg()
-    spelling = str(plain.dtype)[len("torch."):]
-    if spelling not in BEYOND_NUMPY:
-        try:
-            elements = plain.numpy()
-        except (TypeError, RuntimeError):
-            raise InvalidArgument(f"a tensor of {tensor.dtype} cannot be used as an array: pinflow has no such "
-                                  "type") from None
-        return elements, spelling_of(elements.dtype)
-    same_size = torch.uint8 if BEYOND_NUMPY[spelling] == 1 else torch.int16
-    return plain.view(same_size).numpy(), spelling
-
-
-def bytes_of(array: AnyArray) -> AnyArray:
-    """The bytes of a contiguous array, for the buffer protocol. As uint8, because numpy exports no dates by it."""
-    import numpy
-
-    return array.reshape(-1).view(numpy.uint8) if array.dtype.itemsize else numpy.empty(0, numpy.uint8)
 
 
 def is_encodable(text: str) -> bool:

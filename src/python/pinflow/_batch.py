@@ -9,7 +9,8 @@ import warnings
 from typing import TYPE_CHECKING, Any, Dict, Iterator, Optional, Tuple
 
 from . import _native
-from ._arrays import Interface, numpy_type
+from ._arrays import Interface
+from ._elements import numpy_type
 from ._errors import InvalidArgument
 from ._streams import consumer_stream
 

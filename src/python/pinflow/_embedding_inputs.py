@@ -7,7 +7,7 @@ import numbers
 import sys
 from typing import Any, List, Optional, Tuple
 
-from ._arrays import elements_of
+from ._elements import elements_of
 from ._errors import InvalidArgument, Unsupported, shown
 
 

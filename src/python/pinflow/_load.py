@@ -12,13 +12,18 @@ import sys
 from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
 
 from . import _native
-from ._arrays import Interface, PathLike, is_encodable, numpy_type, path_text
+from ._arrays import Interface, PathLike, is_encodable, path_text
 from ._devices import load_device_name
+from ._elements import numpy_type
 from ._errors import InvalidArgument, shown
 from ._streams import consumer_stream
 from ._tensor_types import float_spelling, torch_type
 
 Progress = Callable[[int, int], None]
+#: An axis, and the begin and end of the indices along it.
+Slice = Tuple[int, int, int]
+#: A tensor to load: its name, slices of some axes, and the type to cast to or "".
+Request = Tuple[str, List[Slice], str]
 
 
 class DeviceTensor:
@@ -108,8 +113,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
     members of a .npz file that are no arrays, the types F4 and F6 of safetensors, and as PyTorch tensors also strings,
     dates, structured types and other types that PyTorch lacks. Select the others by `names`: `pinflow.list` gives those
-    that cannot be loaded the dtype None. With `names`, too, all datasets of an HDF5 file are listed first, which takes
-    50 us each; `open` reads one dataset without listing the others.
+    that cannot be loaded the dtype None. All datasets of an HDF5 file are listed first, which takes 50 us each, unless it
+    is the only file and `names` is the name of one dataset.
 
     Links to one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
     members is not checked.

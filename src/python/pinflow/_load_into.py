@@ -9,9 +9,10 @@ import sys
 from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from . import _native
-from ._arrays import PathLike, numpy_type, spelling_of
+from ._arrays import PathLike
+from ._elements import numpy_type, spelling_of
 from ._errors import InvalidArgument, shown
-from ._load import Progress, is_name, load_with, path_texts
+from ._load import Progress, Request, is_name, load_with, path_texts
 from ._readable import check_readable
 from ._tensor_types import FLOATS, SPELLINGS, address_of, check_dense
 
@@ -56,7 +57,7 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
     kept = list(tensors.items())  # until the load has ended
     files = _native.tensor_files(paths)
     stored = {name: (spelling, tuple(shape)) for name, spelling, shape, *_ in files.tensors()}
-    requests: List[Tuple[str, int, int, int, str]] = []
+    requests: List[Request] = []
     addresses: List[int] = []
     devices: Dict[str, str] = {}
     filled: Set[_Destination] = set()
@@ -80,7 +81,7 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
             end = destination.address + math.prod(shape) * size
             check_readable(f"the destination {name!r}", end - size, (1,), (size,), size)
         filled.add(destination)
-        requests.append((name, -1, 0, 0, "" if spelling == destination.spelling else destination.spelling))
+        requests.append((name, [], "" if spelling == destination.spelling else destination.spelling))
         addresses.append(destination.address)
     unmatched = [name for name, destination in missing.items() if destination not in filled]
     if len(unmatched) > 1 and len(unmatched) == len(kept):

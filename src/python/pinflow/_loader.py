@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from typing import Any, Callable, Dict, Generic, Iterator, Optional, Tuple, TypeVar, Union
 
 from . import _native
-from ._arrays import elements_of, row_numbers
 from ._batch import Batch, Tensor, tensors_of
 from ._devices import device_name
+from ._elements import elements_of, row_numbers
 from ._errors import DeviceError, Error, FormatError, InvalidArgument, shown
 from ._sources import native_of
 from ._streams import consumer_stream

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import builtins
 import functools
-import numbers
+import math
 import os
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 from . import _native
 from ._arrays import PathLike, working_folder
+from ._boxes import box_of, is_number
 from ._devices import load_device_name
 from ._errors import InvalidArgument, Unsupported, shown
-from ._load import deliver, framework_of, is_name, load_with, path_texts
+from ._load import Request, Slice, deliver, framework_of, is_name, load_with, path_texts
 from ._tensor_types import FORMAT_NAMES
 
-#: A tensor to load: its name, the axis of a slice or -1, its begin and end, and the type to cast to or "".
-_Request = Tuple[str, int, int, int, str]
+#: Reading a smaller part is faster than mapping the tensor, since each of its pages that is used costs a page fault.
+_MIN_VIEW_BYTES = 1 << 20
 
 
 class TensorSlice:
@@ -35,7 +36,7 @@ class TensorSlice:
 
         if copy is False:
             raise ValueError("elements are loaded from the file, so there is no array without a copy")
-        request: _Request = (self._name, -1, 0, 0, "")
+        request: Request = (self._name, [], "")
         loaded = load_with(functools.partial(self._opened._files.load, [request]), "cpu", "np")[self._name]
         return numpy.asarray(loaded, dtype=dtype)
 
@@ -49,84 +50,56 @@ class TensorSlice:
         return FORMAT_NAMES.get(spelling, spelling)
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements that `key` selects. Of the axis that a number or a slice of step 1 restricts most, only the needed
-        range is read. All other axes are read whole, and indexed afterwards. With any other key, such as None, a list
-        or a mask, the whole tensor is read. Of a chunked HDF5 dataset, only chunks with elements of the range are
-        decoded. A .npz member that must be decoded or reordered is read whole.
+        """The elements that `key` selects. Numbers and slices restrict what is read: along each axis, from the first
+        selected index to the last one. With any other key, such as None, a list or a mask, the whole tensor is read.
+        Of a chunked HDF5 dataset, only chunks with elements of the part are decoded. A .npz member that must be decoded
+        or reordered is read whole.
 
-        On the CPU, numbers and slices give a view of a private mapping of the file if the tensor can be mapped (see
-        `load_files`): nothing is read until it is used, it need not be contiguous, and torch.save writes the whole tensor
-        unless the view is cloned. Parts of less than 64 KiB along the first axis are read, and other small parts while
-        tensors have 8192 mappings.
+        On the CPU, numbers and slices that select 1 MiB or more give a view of a private mapping of the file if the tensor
+        can be mapped (see `load_files`): nothing is read until it is used, it need not be contiguous, and torch.save
+        writes the whole tensor unless the view is cloned. So do slices of 64 KiB or more along the first axis. Smaller
+        parts are read, and so are all parts while tensors have 8192 mappings, but for 1 MiB or more along the first axis.
 
         Raises:
             IndexError: as for a numpy array.
-            Unsupported: with framework='dlpack', the key is not one slice of step 1 along one axis.
+            Unsupported: with framework='dlpack', the key has more than slices of step 1.
         """
-        request, rest = self._request_of(key)
+        slices, rest = self._part_of(key)
+        request: Request = (self._name, slices, "")
         opened = self._opened
         if opened._framework != "dlpack":
-            if request[1] > 0 and self._name in opened._mappable and not _native.has_many_mappings():
-                return opened._load((self._name, -1, 0, 0, ""))[key]  # a view, without reading anything
+            if self._has_view(slices):
+                return opened._load((self._name, [], ""))[key]  # a view, without reading anything
             loaded = opened._load(request)
             return loaded if rest and _selects_all(rest) else loaded[rest]  # of (), numpy makes a scalar
         if not _selects_all(rest):
-            raise Unsupported("with framework='dlpack', a part is one slice of step 1 along one axis: index the tensor "
-                              "that another library makes of it")
+            raise Unsupported("with framework='dlpack', a part is given by slices of step 1: index the tensor that "
+                              "another library makes of it")
         return self._opened._load(request)
 
-    def _request_of(self, key: Any) -> Tuple[_Request, Tuple[Any, ...]]:
+    def _has_view(self, slices: List[Slice]) -> bool:
+        """Whether slices that leave gaps in the file become a view of all elements."""
+        element_bytes = self._opened._mappable.get(self._name)
+        if element_bytes is None or all(axis == 0 for axis, *_ in slices):
+            return False
+        lengths = builtins.list(self._opened._shape(self._name))
+        for axis, begin, end in slices:
+            lengths[axis] = end - begin
+        return element_bytes * math.prod(lengths) >= _MIN_VIEW_BYTES and not _native.has_many_mappings()
+
+    def _part_of(self, key: Any) -> Tuple[List[Slice], Tuple[Any, ...]]:
         """What is loaded, and the index into it that remains."""
-        keys = key if isinstance(key, tuple) else (key,)
-        whole: _Request = (self._name, -1, 0, 0, "")
-        # other keys, such as None and masks, take no axis or several
-        if not all(each is Ellipsis or isinstance(each, slice) or _is_number(each) for each in keys):
-            return whole, keys
+        part = box_of(key, self._opened._shape(self._name))
+        if part is None:
+            return [], key if isinstance(key, tuple) else (key,)
+        ranges, rest = part
         shape = self._opened._shape(self._name)
-        dots = [at for at, each in enumerate(keys) if each is Ellipsis]
-        if len(dots) > 1:
-            raise IndexError("an index has one Ellipsis at most")
-        if dots:
-            keys = (*keys[:dots[0]], *(slice(None),) * (len(shape) - len(keys) + 1), *keys[dots[0] + 1:])
-        if len(keys) > len(shape):
-            raise IndexError(f"{len(keys)} indices for a tensor of {len(shape)} axes")
-        request, within_range = whole, None
-        rest = builtins.list(keys)
-        min_fraction = 1.0  # only the axis of which the smallest fraction is selected is restricted
-        for axis, (each, length) in enumerate(zip(keys, shape)):
-            begin, end, within = _part_of(each, length)
-            if (begin, end) == (0, length):
-                rest[axis] = within
-            elif (end - begin) / length < min_fraction:
-                min_fraction = (end - begin) / length
-                request, within_range = (self._name, axis, begin, end, ""), within
-        if request is not whole:
-            rest[request[1]] = within_range
-        if dots:
-            rest.append(Ellipsis)  # with it, numpy returns an array without axes, not a scalar
-        return request, tuple(rest)
+        slices = [(axis, begin, end) for axis, (begin, end) in enumerate(ranges) if (begin, end) != (0, shape[axis])]
+        return slices, rest
 
 
 def _selects_all(key: Tuple[Any, ...]) -> bool:
     return all(each is Ellipsis or isinstance(each, slice) and each == slice(None) for each in key)
-
-
-def _is_number(key: Any) -> bool:
-    return isinstance(key, numbers.Integral) and not isinstance(key, bool)
-
-
-def _part_of(key: Any, length: int) -> Tuple[int, int, Any]:
-    """The range (begin, end) along an axis that contains what `key` selects, and the key that selects it within this
-    range."""
-    if isinstance(key, slice) and key.step in (None, 1):
-        begin, end, _ = key.indices(length)
-        return begin, max(begin, end), slice(None)
-    if _is_number(key):
-        index = int(key) + length if key < 0 else int(key)
-        if not 0 <= index < length:
-            raise IndexError(f"index {key} is out of range for an axis of length {length}")
-        return index, index + 1, 0
-    return 0, length, key
 
 
 class safe_open:  # named as in safetensors, whose place it takes
@@ -156,7 +129,9 @@ class safe_open:  # named as in safetensors, whose place it takes
         self._types: Dict[str, str] = {name: spelling for name, spelling, *_ in listed}
         self._shapes: Dict[str, Tuple[int, ...]] = {name: shape for name, _, shape, *_ in listed}
         where = load_device_name(device)
-        self._mappable: Set[str] = {name for name, *_, is_mappable in listed if is_mappable and where == "host"}
+        #: the bytes of an element of each tensor that can be mapped
+        self._mappable: Dict[str, int] = {name: nbytes // math.prod(shape) for name, _, shape, nbytes, is_mappable in listed
+                                          if is_mappable and where == "host"}
         self._framework = framework_of(framework, where)
         self._device = device
 
@@ -206,33 +181,39 @@ class safe_open:  # named as in safetensors, whose place it takes
     def get_tensor(self, name: str) -> Any:
         """Loads one tensor. Raises as `load_files`; Unsupported or FormatError if the tensor cannot be loaded."""
         self._shape(name)
-        return self._load((name, -1, 0, 0, ""))
+        return self._load((name, [], ""))
 
     def get_tensors(self) -> Dict[str, Any]:
         """Loads all tensors together, which is faster than one by one. Raises as `get_tensor` if one cannot be loaded."""
-        return self._load_all([(name, -1, 0, 0, "") for name in self.offset_keys()])
+        return self._load_all([(name, [], "") for name in self.offset_keys()])
 
     def get_slice(self, name: str) -> TensorSlice:
         """A tensor of which parts are loaded by indexing."""
         self._shape(name)
         return TensorSlice(self, name)
 
-    def get_slices(self, slices: Dict[str, Tuple[int, int, int]]) -> Dict[str, Any]:
+    def get_slices(self, slices: Dict[str, Union[Slice, List[Slice]]]) -> Dict[str, Any]:
         """Loads parts of several tensors together, which is faster than one by one: for each name an axis, from the end
-        if negative, and the indices begin and end along it. What a rank of tensor parallelism needs. All are contiguous."""
+        if negative, and the indices begin and end along it, or a list of them, for several axes. What a rank of tensor
+        parallelism needs. All are contiguous."""
         if not isinstance(slices, dict):
             raise InvalidArgument(f"slices are given by name, in a dict, not in a {type(slices).__name__}")
-        requests: List[_Request] = []
+        requests: List[Request] = []
         for name, part in slices.items():
-            shape = self._shape(name)
-            if not isinstance(part, tuple) or len(part) != 3 or not all(_is_number(each) for each in part):
-                raise InvalidArgument(f"a slice is (axis, begin, end), not {shown(part)}")
-            given, begin, end = (int(each) for each in part)
-            axis = given + len(shape) if given < 0 else given
-            if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
-                raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {given}")
-            requests.append((name, axis, begin, end, ""))
+            self._shape(name)  # refuses other names
+            parts = part if isinstance(part, builtins.list) else [part]
+            requests.append((name, [self._slice_of(name, each) for each in parts], ""))
         return self._load_all(requests)
+
+    def _slice_of(self, name: str, part: Any) -> Slice:
+        shape = self._shape(name)
+        if not isinstance(part, tuple) or len(part) != 3 or not all(is_number(each) for each in part):
+            raise InvalidArgument(f"a slice is (axis, begin, end), not {shown(part)}")
+        given, begin, end = (int(each) for each in part)
+        axis = given + len(shape) if given < 0 else given
+        if not (0 <= axis < len(shape) and 0 <= begin <= end <= shape[axis]):
+            raise InvalidArgument(f"the tensor {name!r} of shape {shape} has no indices {begin} to {end} on axis {given}")
+        return axis, begin, end
 
     def _shape(self, name: str) -> Tuple[int, ...]:
         shape = self._shapes.get(name) if isinstance(name, str) else None
@@ -243,8 +224,8 @@ class safe_open:  # named as in safetensors, whose place it takes
         self._files.check(name)  # says why
         raise InvalidArgument(f"there is no tensor {name!r}")
 
-    def _load_all(self, requests: List[_Request]) -> Dict[str, Any]:
+    def _load_all(self, requests: List[Request]) -> Dict[str, Any]:
         return deliver(functools.partial(self._files.load, requests), load_device_name(self._device), self._framework)
 
-    def _load(self, request: _Request) -> Any:
+    def _load(self, request: Request) -> Any:
         return self._load_all([request])[request[0]]

@@ -7,7 +7,8 @@ import sys
 from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
-from ._arrays import BEYOND_NUMPY, Array, PathLike, bytes_of, elements_of, numpy_type, path_text, spelling_of
+from ._arrays import Array, PathLike, path_text
+from ._elements import BEYOND_NUMPY, bytes_of, elements_of, numpy_type, spelling_of
 from ._errors import InvalidArgument, shown
 from ._load import DeviceTensor, Progress
 from ._readable import check_readable

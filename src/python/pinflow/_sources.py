@@ -7,7 +7,8 @@ from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
-from ._arrays import Array, bytes_of, open, spelling_of, typed_elements
+from ._arrays import Array, open
+from ._elements import bytes_of, spelling_of, typed_elements
 from ._errors import InvalidArgument, shown
 
 if TYPE_CHECKING:

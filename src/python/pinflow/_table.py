@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
-from ._arrays import BEYOND_NUMPY, Array, bytes_of, elements_of, numpy_type, typed_elements, whole_numbers
+from ._arrays import Array
 from ._devices import device_name
+from ._elements import BEYOND_NUMPY, bytes_of, elements_of, numpy_type, typed_elements, whole_numbers
 from ._errors import InvalidArgument, Unsupported
 from ._sources import native_of
 from ._streams import consumer_stream
@@ -46,7 +47,7 @@ class RowTable:
             if elements.dtype.kind in "biufc" and not elements.dtype.isnative:
                 raise InvalidArgument(f"rows of {elements.dtype} have another byte order than this machine: convert "
                                       f"them with astype('{elements.dtype.newbyteorder('=').str}')")
-            if not _are_numbers(elements.dtype):
+            if spelling not in BEYOND_NUMPY and not _are_numbers(elements.dtype):
                 raise InvalidArgument(f"rows of {elements.dtype} cannot be exchanged with other libraries: view them "
                                       "as numbers of 1, 2, 4 or 8 bytes, such as view('u1')")
             if elements.flags.writeable:
@@ -132,10 +133,8 @@ class RowTable:
 
             if isinstance(rows, numpy.ma.MaskedArray):
                 rows = elements_of(rows)  # raises
-            if not hasattr(rows, "__dlpack__") and self._table.dtype in BEYOND_NUMPY:
-                import torch
-
-                rows = torch.as_tensor(rows, dtype=getattr(torch, self._table.dtype))
+            if self._table.dtype in BEYOND_NUMPY:
+                rows = _torch_rows(rows, self._table.dtype)
             if not hasattr(rows, "__dlpack__"):
                 given = numpy.asarray(rows).dtype
                 takes = {"b": "b", "i": "biu", "u": "biu", "f": "biuf", "c": "biufc"}.get(numpy.dtype(self.dtype).kind)
@@ -175,6 +174,23 @@ class RowTable:
         dtype = (getattr(torch, spelling) if spelling in BEYOND_NUMPY else
                  torch.from_numpy(numpy.empty(0, self.dtype)).dtype)
         return torch.empty(shape, dtype=dtype, device="cpu" if self.device == "host" else self.device)
+
+
+def _torch_rows(rows: Any, spelling: str) -> Any:
+    """Rows of a type that numpy lacks, as a tensor of PyTorch: those of a list are converted, and those of an array of
+    ml_dtypes, which numpy does not exchange by DLPack, are viewed."""
+    import numpy
+
+    is_array = isinstance(rows, numpy.ndarray)
+    if hasattr(rows, "__dlpack__") and not (is_array and rows.dtype.name in BEYOND_NUMPY):
+        return rows
+    import torch
+
+    if not is_array:
+        return torch.as_tensor(rows, dtype=getattr(torch, spelling))
+    same_size = numpy.uint8 if rows.itemsize == 1 else numpy.int16
+    numbers = _writable(numpy.ascontiguousarray(rows).view(same_size))
+    return torch.from_numpy(numbers).view(getattr(torch, rows.dtype.name))
 
 
 def _are_numbers(dtype: np.dtype[Any]) -> bool:

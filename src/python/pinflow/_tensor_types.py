@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._arrays import spelling_of
+from ._elements import spelling_of
 from ._errors import InvalidArgument, Unsupported, shown
 
 #: How the library spells the types of PyTorch.

@@ -196,6 +196,61 @@ TEST_CASE("load: a slice has the elements of the whole tensor, along every axis"
     });
 }
 
+TEST_CASE("load: boxes of tensors are loaded, of mapped, decoded and cast ones") {
+    const temporary_folder folder;
+    const std::vector<model_tensor> tensors{random_tensor("a", dtype::parse("<i2"), {5, 7, 9}),
+                                            random_tensor("b", dtype::of<float>(), {60, 70, 80, 3}),
+                                            random_tensor("c", dtype::parse("|u1"), {3, 400, 5000})};
+    write_model(folder / "a.safetensors", tensors);
+    on_each_device([&](const device& device) {
+        const tensor_files files({folder / "a.safetensors"});
+        for (const model_tensor& tensor : tensors) {
+            CAPTURE(tensor.name);
+            const std::uint64_t rows = tensor.shape[0], columns = tensor.shape[1], depth = tensor.shape[2];
+            const std::vector<std::vector<tensor_slice>> boxes{{{0, 1, 3}, {1, 2, 5}},
+                                                               {{1, 2, 5}, {2, 3, depth - 1}},
+                                                               {{2, 4, 5}, {0, 1, 2}},
+                                                               {{2, 0, depth}, {1, 0, columns}, {0, 1, rows}},
+                                                               {{2, 1, 7}, {1, 3, columns}, {0, 1, rows - 1}},
+                                                               {{0, 2, 3}, {1, 6, 7}, {2, 0, 1}},
+                                                               {{0, 1, 1}, {1, 0, 5}}};
+            for (std::size_t i = 0; i < boxes.size(); ++i) {
+                CAPTURE(i);
+                const tensor_request all_further{.name = tensor.name, .further_slices = boxes[i]};
+                const tensor_request with_first{.name = tensor.name,
+                                                .slice = boxes[i][0],
+                                                .further_slices = {boxes[i].begin() + 1, boxes[i].end()}};
+                for (const tensor_request& request : {all_further, with_first}) {
+                    const loaded_tensors loaded = files.load({&request, 1}, device);
+                    shape_vector shape = tensor.shape;
+                    for (const tensor_slice& slice : boxes[i])
+                        shape[slice.axis] = slice.end - slice.begin;
+                    CHECK(loaded.tensors[0].shape() == shape);
+                    CHECK(bytes_of(loaded.tensors[0]) == part_of(tensor, request));
+                }
+            }
+        }
+        const tensor_request whole{.name = "b", .dtype = dtype::of<double>()};
+        model_tensor doubles{"b", dtype::of<double>(), tensors[1].shape, {}};
+        doubles.bytes = bytes_of(files.load({&whole, 1}, device).tensors[0]);
+        const tensor_request part{.name = "b",
+                                  .slice = tensor_slice{0, 3, 50},
+                                  .dtype = dtype::of<double>(),
+                                  .further_slices = {{2, 1, 79}, {3, 1, 3}}};
+        CHECK(bytes_of(files.load({&part, 1}, device).tensors[0]) == part_of(doubles, part));
+        for (const std::vector<tensor_slice>& wrong : {std::vector<tensor_slice>{{0, 0, 1}, {0, 0, 1}},
+                                                       {{0, 0, 1}, {3, 0, 1}},
+                                                       {{1, 0, 2}, {2, 0, 10}}}) {
+            const tensor_request request{.name = "a", .further_slices = wrong};
+            CHECK_THROWS_AS(files.load({&request, 1}, device), invalid_argument);
+        }
+        const tensor_request twice{
+            .name = "a", .slice = tensor_slice{1, 0, 2}, .further_slices = {{1, 0, 2}}};
+        CHECK_THROWS_WITH_AS(files.load({&twice, 1}, device), doctest::Contains("twice along axis 1"),
+                             invalid_argument);
+    });
+}
+
 TEST_CASE("load: elements are cast on arrival, slices too") {
     const temporary_folder folder;
     const std::vector<model_tensor> tensors{counting_tensor("a", {300, 1000}), counting_tensor("small", {10}),

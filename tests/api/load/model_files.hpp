@@ -83,3 +83,14 @@ inline std::vector<std::byte> sliced(const model_tensor& tensor, const pinflow::
     }
     return bytes;
 }
+
+/// The elements that a request selects.
+inline std::vector<std::byte> part_of(model_tensor tensor, const pinflow::tensor_request& request) {
+    std::vector<pinflow::tensor_slice> slices = request.further_slices;
+    if (request.slice) slices.push_back(*request.slice);
+    for (const pinflow::tensor_slice& slice : slices) {
+        tensor.bytes = sliced(tensor, slice);
+        tensor.shape[slice.axis] = slice.end - slice.begin;
+    }
+    return tensor.bytes;
+}

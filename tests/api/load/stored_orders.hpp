@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "model_files.hpp"
@@ -52,7 +53,7 @@ class stored_model_tensor {
     std::vector<std::byte> bytes_;
 };
 
-/// The whole tensor, and a slice along each axis.
+/// The whole tensor, a slice along each axis, and a box.
 inline std::vector<pinflow::tensor_request> requests_of(const model_tensor& tensor) {
     std::vector<pinflow::tensor_request> requests{{.name = tensor.name}};
     for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
@@ -60,5 +61,11 @@ inline std::vector<pinflow::tensor_request> requests_of(const model_tensor& tens
         requests.push_back(
             {.name = tensor.name, .slice = pinflow::tensor_slice{axis, length / 3, length - length / 4}});
     }
+    pinflow::tensor_request box{.name = tensor.name};
+    for (std::size_t axis = tensor.shape.size(); axis-- > 0;) {
+        const std::uint64_t length = tensor.shape[axis];
+        box.further_slices.push_back({axis, length / 5, length - length / 3});
+    }
+    requests.push_back(std::move(box));
     return requests;
 }
