@@ -40,9 +40,7 @@ class shuffled_order final : public row_sequence {
     std::uint64_t position_count() const override { return row_count_; }
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override {
         const permutation shuffled(row_count_, detail::order_key(seed_, epoch));
-        for (std::uint64_t& row : rows) {
-            row = shuffled(first++);
-        }
+        shuffled.elements_at(first, rows);
     }
 
  private:

@@ -22,9 +22,9 @@ namespace {
 
 using clock = std::chrono::steady_clock;
 
-/// Row ids per task (some 20 us in a shuffled order), and the number above which several threads are used.
-constexpr std::size_t rows_of_sample_task = 2048;
-constexpr std::size_t min_parallel_rows = 4 * rows_of_sample_task;
+/// Row ids per task (some 15 us in a shuffled order), and the number above which several threads are used.
+constexpr std::size_t rows_of_sample_task = 1024;
+constexpr std::size_t min_parallel_rows = 2 * rows_of_sample_task;
 
 constexpr range range_of(stage where) noexcept {
     switch (where) {

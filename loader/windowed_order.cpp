@@ -59,19 +59,20 @@ void windowed_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span
         const bool has_short = within.number == short_window.number;
         const std::uint64_t begin = within.first_turn * chunk_rows_ - shift;
         const std::uint64_t size = within.chunk_count * chunk_rows_ - (has_short ? missing_rows_ : 0);
-        for (std::uint64_t turn = 0; turn < within.chunk_count; ++turn) {
-            chunk_begins[turn] = start + chunks(within.first_turn + turn) * chunk_rows_;
-        }
+        const auto begins = std::span(chunk_begins).first(within.chunk_count);
+        chunks.elements_at(within.first_turn, begins);
+        for (std::uint64_t& each : begins)
+            each = start + each * chunk_rows_;
         const std::uint64_t gap_begin =
             has_short ? (short_turn - within.first_turn + 1) * chunk_rows_ - missing_rows_ : size;
         const permutation shuffled(size, windows_key + within.number * window_step);
         const auto count = std::min<std::uint64_t>(rows.size(), begin + size - first);
-        for (std::uint64_t i = 0; i < count; ++i) {
-            std::uint64_t offset = shuffled(first - begin + i);
-            if (offset >= gap_begin) offset += missing_rows_;
+        shuffled.elements_at(first - begin, rows.first(count));
+        for (std::uint64_t& each : rows.first(count)) {
+            const std::uint64_t offset = each >= gap_begin ? each + missing_rows_ : each;
             const std::uint64_t turn = offset / chunk_rows_;
             const std::uint64_t row = chunk_begins[turn] + (offset - turn * chunk_rows_);
-            rows[i] = row < row_count_ ? row : row - row_count_;
+            each = row < row_count_ ? row : row - row_count_;
         }
         first += count;
         rows = rows.subspan(count);

@@ -1,5 +1,6 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <numeric>
@@ -62,6 +63,28 @@ TEST_CASE("permutation: finds the position of every element, at any size up to 2
             wrong += position >= size || shuffled(position) != number ? 1U : 0U;
         }
         CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("permutation: several elements at once are those of single positions") {
+    std::mt19937_64 random(4);
+    for (const std::uint64_t size :
+         {std::uint64_t{1}, std::uint64_t{2}, std::uint64_t{3}, std::uint64_t{17}, std::uint64_t{257},
+          std::uint64_t{65'537}, (std::uint64_t{1} << 33) + 1, permutation::max_size}) {
+        const permutation shuffled(size, random());
+        for (const std::uint64_t count : {0U, 1U, 7U, 8U, 9U, 16U, 300U}) {
+            CAPTURE(size);
+            CAPTURE(count);
+            std::vector<std::uint64_t> elements(std::min(count, size));
+            const std::uint64_t last = size - elements.size();
+            for (const std::uint64_t first : {std::uint64_t{0}, last, random() % (last + 1)}) {
+                shuffled.elements_at(first, elements);
+                std::vector<std::uint64_t> expected(elements.size());
+                for (std::size_t i = 0; i < expected.size(); ++i)
+                    expected[i] = shuffled(first + i);
+                CHECK(elements == expected);
+            }
+        }
     }
 }
 
