@@ -25,6 +25,14 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
         std::min(std::bit_ceil((row_size_bytes + word_bytes - 1) / word_bytes), max_lanes));
 }
 
+/// If a call has fewer rows than this many times those that its threads can have in flight, long rows are
+/// moved in pieces, by several groups of threads. With one row for each group, and a few left for the next
+/// turn, most groups would wait for the last ones.
+constexpr std::uint64_t min_waves = 8;
+constexpr std::uint64_t min_piece_bytes = 1024;
+/// The size of pieces is a multiple of it: what a group moves at a time.
+constexpr std::uint64_t piece_alignment = 512;
+
 /// The maximum number of blocks of a sort by one kernel. If no block has more than one tile of indices, the
 /// kernel is as fast as CUB. With two tiles a block, CUB is faster by a third to a half (an H200).
 constexpr unsigned max_sort_blocks = 64;
@@ -81,15 +89,31 @@ unsigned row_kernels::blocks_for(std::uint64_t threads, unsigned block_threads) 
 }
 
 cudaError_t row_kernels::load(cudaMemPool_t pool, cudaStream_t stream) noexcept {
-    for (const void* const kernel :
-         {cuda::check_rows(), number_rows(), cuda::sort_rows(), cuda::refuse_repeated_rows(),
-          cuda::gather_rows(true), cuda::gather_rows(false), cuda::gather_held(), cuda::repeat_rows(true),
-          cuda::repeat_rows(false), cuda::scatter_rows(true), cuda::scatter_rows(false),
-          scatter_sums(sum_type::float16), scatter_sums(sum_type::bfloat16), scatter_sums(sum_type::float32),
-          scatter_sums(sum_type::float64), scatter_sums(sum_type::int32), scatter_sums(sum_type::int64)}) {
+    for (const void* const kernel : {cuda::check_rows(),
+                                     number_rows(),
+                                     cuda::sort_rows(),
+                                     cuda::refuse_repeated_rows(),
+                                     cuda::gather_rows(true, false),
+                                     cuda::gather_rows(false, false),
+                                     cuda::gather_rows(true, true),
+                                     cuda::gather_rows(false, true),
+                                     cuda::gather_held(),
+                                     cuda::repeat_rows(true),
+                                     cuda::repeat_rows(false),
+                                     cuda::scatter_rows(true, false),
+                                     cuda::scatter_rows(false, false),
+                                     cuda::scatter_rows(true, true),
+                                     cuda::scatter_rows(false, true),
+                                     scatter_sums(sum_type::float16),
+                                     scatter_sums(sum_type::bfloat16),
+                                     scatter_sums(sum_type::float32),
+                                     scatter_sums(sum_type::float64),
+                                     scatter_sums(sum_type::int32),
+                                     scatter_sums(sum_type::int64)}) {
         if (const cudaError_t status = load_kernel(kernel); status != cudaSuccess) return status;
     }
-    gathers_in_pairs_ = runs_in_pairs(cuda::gather_rows(true), gather_threads(true));
+    gathers_in_pairs_ = runs_in_pairs(cuda::gather_rows(true, false), gather_threads(true)) &&
+                        runs_in_pairs(cuda::gather_rows(true, true), gather_threads(true));
     int sorting = 0;
     const cudaError_t status = resident_blocks(sorting, cuda::sort_rows(), sort_threads);
     if (status != cudaSuccess) return status;
@@ -201,15 +225,27 @@ cudaError_t row_kernels::refuse_repeated_rows(const row_order& order, const std:
                   row_threads, arguments, stream);
 }
 
-cudaError_t row_kernels::launch_moving(const void* kernel, unsigned threads, bool pairs,
-                                       const row_transfer& transfer, cudaStream_t stream) const noexcept {
-    row_launch work{transfer, lanes_for(transfer.table.row_size_bytes), {}};
-    const unsigned max_blocks = blocks_for((transfer.end - transfer.begin) * work.lanes, threads);
-    const unsigned blocks = transfer.blocks == 0 ? max_blocks : std::min(max_blocks, transfer.blocks);
-    work.pace = pace_of(transfer, work.lanes, std::uint64_t{blocks} * threads / work.lanes * rows_at_once);
-    void* arguments[] = {&work};
-    return pairs && blocks % 2 == 0 ? launch_pairs(kernel, blocks, threads, arguments, stream)
-                                    : launch(kernel, blocks, threads, arguments, stream);
+row_kernels::moving_launch row_kernels::moving(const row_transfer& transfer,
+                                               unsigned threads) const noexcept {
+    moving_launch made{.work = {transfer, lanes_for(transfer.table.row_size_bytes), {}}};
+    row_launch& work = made.work;
+    const std::uint64_t count = transfer.end - transfer.begin;
+    const std::uint64_t row_bytes = transfer.table.row_size_bytes;
+    if (transfer.blocks != 0 && row_bytes > min_piece_bytes) {
+        const std::uint64_t rows_in_flight =
+            std::uint64_t{transfer.blocks} * threads / work.lanes * rows_at_once;
+        const std::uint64_t pieces =
+            std::max<std::uint64_t>(min_waves * rows_in_flight / std::max<std::uint64_t>(count, 1), 1);
+        work.piece_bytes = rounded_up(std::max(row_bytes / pieces, min_piece_bytes), piece_alignment);
+        work.pieces_of_row = static_cast<unsigned>((row_bytes - 1) / work.piece_bytes + 1);
+        made.is_in_pieces = work.pieces_of_row > 1;
+    }
+    const unsigned max_blocks = blocks_for(count * work.pieces_of_row * work.lanes, threads);
+    made.blocks = transfer.blocks == 0 ? max_blocks : std::min(max_blocks, transfer.blocks);
+    if (!made.is_in_pieces)
+        work.pace =
+            pace_of(transfer, work.lanes, std::uint64_t{made.blocks} * threads / work.lanes * rows_at_once);
+    return made;
 }
 
 cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t stream) const noexcept {
@@ -218,7 +254,12 @@ cudaError_t row_kernels::gather_rows(const row_transfer& transfer, cudaStream_t 
     // of these pairs free (measured: samples/bench/RESULTS.md). Transfers with blocks == 0 stay within device
     // memory and take the whole device for a moment, so they are not paired.
     const bool pairs = gathers_in_pairs_ && aligned && transfer.blocks != 0;
-    return launch_moving(cuda::gather_rows(aligned), gather_threads(aligned), pairs, transfer, stream);
+    const unsigned threads = gather_threads(aligned);
+    moving_launch made = moving(transfer, threads);
+    const void* const kernel = cuda::gather_rows(aligned, made.is_in_pieces);
+    void* arguments[] = {&made.work};
+    return pairs && made.blocks % 2 == 0 ? launch_pairs(kernel, made.blocks, threads, arguments, stream)
+                                         : launch(kernel, made.blocks, threads, arguments, stream);
 }
 
 cudaError_t row_kernels::gather_held(const held_gather& gather, cudaStream_t stream) const noexcept {
@@ -242,9 +283,12 @@ cudaError_t row_kernels::repeat_rows(const row_transfer& transfer, cudaStream_t 
 
 cudaError_t row_kernels::scatter_rows(const row_transfer& transfer, repeated_rows repeated, sum_type type,
                                       cudaStream_t stream) const noexcept {
+    const bool sums = repeated == repeated_rows::sum;
+    moving_launch made = moving(transfer, row_threads);
     const void* const kernel =
-        repeated == repeated_rows::sum ? scatter_sums(type) : cuda::scatter_rows(is_aligned(transfer));
-    return launch_moving(kernel, row_threads, false, transfer, stream);
+        sums ? scatter_sums(type) : cuda::scatter_rows(is_aligned(transfer), made.is_in_pieces);
+    void* arguments[] = {&made.work};
+    return launch(kernel, made.blocks, row_threads, arguments, stream);
 }
 
 }  // namespace pinflow::detail::cuda

@@ -32,9 +32,13 @@ class row_kernels {
 
  private:
     unsigned blocks_for(std::uint64_t threads, unsigned block_threads = row_threads) const noexcept;
-    /// `pairs`: launch the blocks in pairs if their number is even.
-    cudaError_t launch_moving(const void* kernel, unsigned threads, bool pairs, const row_transfer& transfer,
-                              cudaStream_t stream) const noexcept;
+    /// A launch of the kernel that moves the rows of `transfer` with blocks of `threads`.
+    struct moving_launch {
+        row_launch work;
+        unsigned blocks = 0;
+        bool is_in_pieces = false;
+    };
+    moving_launch moving(const row_transfer& transfer, unsigned threads) const noexcept;
 
     cudaError_t load_sort(std::uint64_t count, sort_kernels kernels, cudaMemPool_t pool,
                           cudaStream_t stream) const noexcept;

@@ -2,8 +2,8 @@
 #include "src/device/cuda/row_words.cuh"
 #include "src/device/cuda/rows.hpp"
 
-// Scatters that add the rows of equal indices. Each group of threads has one row at a time, and each of its
-// threads one value.
+// Scatters that add the rows of equal indices. Each group of threads has one row, or a piece of it, at a
+// time, and each of its threads one value.
 
 namespace pinflow::detail::cuda {
 
@@ -38,14 +38,20 @@ __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
     const row_order& order = work.order;
     const unsigned lane = threadIdx.x % launch.lanes;
     const std::uint64_t values = work.table.row_size_bytes / sizeof(Value);
-    for (std::uint64_t index = work.begin + thread_number() / launch.lanes; index < work.end;
-         index += thread_count() / launch.lanes) {
+    const unsigned pieces = launch.pieces_of_row;
+    const std::uint64_t values_of_piece = pieces == 1 ? values : launch.piece_bytes / sizeof(Value);
+    for (std::uint64_t piece = work.begin * pieces + thread_number() / launch.lanes;
+         piece < work.end * pieces; piece += thread_count() / launch.lanes) {
+        const std::uint64_t index = piece / pieces;
+        const std::uint64_t first_value = piece % pieces * values_of_piece;
+        const std::uint64_t end_value =
+            first_value + values_of_piece < values ? first_value + values_of_piece : values;
         const bool repeated = is_repeated(order, index);
         // a compact table also has rows for repeated indices
         if (repeated && !work.compact) continue;
         const std::uint64_t id = order.ids[index];
         auto* const to = reinterpret_cast<Value*>(row_of_table(work, index));
-        for (std::uint64_t at = lane; at < values; at += launch.lanes) {
+        for (std::uint64_t at = first_value + lane; at < end_value; at += launch.lanes) {
             const auto value = [&](std::uint64_t i) {
                 return reinterpret_cast<const Value*>(row_of_batch(work, position_of(order, i)))[at];
             };

@@ -74,7 +74,14 @@ __device__ void move_some(const Mover& mover, BeginRow begin_row, unsigned lanes
     }
 }
 
-/// Moves the rows of a launch in its order. The mover's `begin_row(k, index)` returns 0 for rows to skip.
+/// Bytes of each row: all, or a piece.
+struct bytes_of_row {
+    std::uint64_t offset;
+    std::uint64_t size;
+};
+
+/// Moves the rows of a launch in its order. The mover's `begin_row(k, index, bytes)` returns 0 for rows to
+/// skip.
 template <typename Mover>
 __device__ void move_rows(const row_launch& launch, Mover mover) {
     const row_transfer& work = launch.transfer;
@@ -88,11 +95,34 @@ __device__ void move_rows(const row_launch& launch, Mover mover) {
     for (std::uint64_t first = begin + group * rows_at_once; first < end; first += groups * rows_at_once) {
         if (min_lead != 0) keep_pace(launch, Mover::own_direction, lane, row_of_table(work, first), min_lead);
         const auto begin_row = [&](unsigned k) {
-            return first + k < end ? mover.begin_row(k, first + k) : 0;
+            return first + k < end ? mover.begin_row(k, first + k, {0, work.table.row_size_bytes}) : 0;
         };
         move_some(mover, begin_row, launch.lanes, lane);
     }
     if (min_lead != 0 && blockIdx.x == 0) end_pace(Mover::own_direction);
+}
+
+/// The same, piece by piece: with few rows, a group of threads for each row would leave the link idle.
+template <typename Mover>
+__device__ void move_pieces(const row_launch& launch, Mover mover) {
+    const row_transfer& work = launch.transfer;
+    if (refused(work.errors)) return;
+    const unsigned pieces = launch.pieces_of_row;
+    const std::uint64_t begin = (work.range == nullptr ? work.begin : work.range->begin) * pieces;
+    const std::uint64_t end = (work.range == nullptr ? work.end : work.range->end) * pieces;
+    const unsigned lane = threadIdx.x % launch.lanes;
+    const std::uint64_t group = thread_number() / launch.lanes;
+    const std::uint64_t groups = thread_count() / launch.lanes;
+    for (std::uint64_t first = begin + group * rows_at_once; first < end; first += groups * rows_at_once) {
+        const auto begin_row = [&](unsigned k) -> std::uint64_t {
+            if (first + k >= end) return 0;
+            const std::uint64_t offset = (first + k) % pieces * launch.piece_bytes;
+            const std::uint64_t left = work.table.row_size_bytes - offset;
+            return mover.begin_row(k, (first + k) / pieces,
+                                   {offset, left < launch.piece_bytes ? left : launch.piece_bytes});
+        };
+        move_some(mover, begin_row, launch.lanes, lane);
+    }
 }
 
 /// Moves rows whose size and addresses on both sides are multiples of 16 bytes.
@@ -134,11 +164,11 @@ struct gatherer<true> : aligned_mover {
     __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
 
     __device__ unsigned words_before(unsigned k) const { return words_before_in_line(from[k]); }
-    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index, const bytes_of_row& bytes) {
         if (is_repeated(work.order, index)) return 0;
-        from[k] = row_of_table(work, index);
-        to[k] = row_of_batch(work, position_of(work.order, index));
-        return work.table.row_size_bytes / word_bytes;
+        from[k] = row_of_table(work, index) + bytes.offset;
+        to[k] = row_of_batch(work, position_of(work.order, index)) + bytes.offset;
+        return bytes.size / word_bytes;
     }
 };
 
@@ -148,10 +178,10 @@ struct gatherer<false> : any_mover {
     const row_transfer& work;
     __device__ explicit gatherer(const row_transfer& transfer) : work(transfer) {}
 
-    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index, const bytes_of_row& bytes) {
         if (is_repeated(work.order, index)) return 0;
-        aligned_side[k] = {row_of_table(work, index), work.table.row_size_bytes};
-        other_side[k] = row_of_batch(work, position_of(work.order, index));
+        aligned_side[k] = {row_of_table(work, index) + bytes.offset, bytes.size};
+        other_side[k] = row_of_batch(work, position_of(work.order, index)) + bytes.offset;
         return aligned_side[k].count();
     }
     __device__ word load(unsigned k, std::uint64_t at) const {
@@ -172,11 +202,11 @@ struct scatterer<true> : aligned_mover {
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 
     __device__ unsigned words_before(unsigned k) const { return words_before_in_line(to[k]); }
-    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index, const bytes_of_row& bytes) {
         if (!work.compact && is_overwritten(work.order, index)) return 0;
-        from[k] = row_of_batch(work, position_of(work.order, index));
-        to[k] = row_of_table(work, index);
-        return work.table.row_size_bytes / word_bytes;
+        from[k] = row_of_batch(work, position_of(work.order, index)) + bytes.offset;
+        to[k] = row_of_table(work, index) + bytes.offset;
+        return bytes.size / word_bytes;
     }
 };
 
@@ -186,10 +216,10 @@ struct scatterer<false> : any_mover {
     const row_transfer& work;
     __device__ explicit scatterer(const row_transfer& transfer) : work(transfer) {}
 
-    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index) {
+    __device__ std::uint64_t begin_row(unsigned k, std::uint64_t index, const bytes_of_row& bytes) {
         if (!work.compact && is_overwritten(work.order, index)) return 0;
-        aligned_side[k] = {row_of_table(work, index), work.table.row_size_bytes};
-        other_side[k] = row_of_batch(work, position_of(work.order, index));
+        aligned_side[k] = {row_of_table(work, index) + bytes.offset, bytes.size};
+        other_side[k] = row_of_batch(work, position_of(work.order, index)) + bytes.offset;
         return aligned_side[k].count();
     }
     __device__ word load(unsigned k, std::uint64_t at) const {
@@ -308,15 +338,23 @@ __device__ bool are_valid(const row_transfer& work) {
     return false;
 }
 
-template <bool Aligned>
+template <bool Aligned, bool InPieces>
 __global__ void __launch_bounds__(gather_threads(Aligned)) gather(row_launch launch) {
     if (launch.transfer.report != nullptr && !are_valid(launch.transfer)) return;
-    move_rows(launch, gatherer<Aligned>(launch.transfer));
+    if constexpr (InPieces) {
+        move_pieces(launch, gatherer<Aligned>(launch.transfer));
+    } else {
+        move_rows(launch, gatherer<Aligned>(launch.transfer));
+    }
 }
 
-template <bool Aligned>
+template <bool Aligned, bool InPieces>
 __global__ void __launch_bounds__(row_threads) scatter(row_launch launch) {
-    move_rows(launch, scatterer<Aligned>(launch.transfer));
+    if constexpr (InPieces) {
+        move_pieces(launch, scatterer<Aligned>(launch.transfer));
+    } else {
+        move_rows(launch, scatterer<Aligned>(launch.transfer));
+    }
 }
 
 template <bool Aligned>
@@ -339,16 +377,18 @@ const void* refuse_repeated_rows() {
     return address(&refuse_repeated);
 }
 
-const void* gather_rows(bool aligned) {
-    return aligned ? address(&gather<true>) : address(&gather<false>);
+const void* gather_rows(bool aligned, bool in_pieces) {
+    if (in_pieces) return aligned ? address(&gather<true, true>) : address(&gather<false, true>);
+    return aligned ? address(&gather<true, false>) : address(&gather<false, false>);
 }
 
 const void* repeat_rows(bool aligned) {
     return aligned ? address(&repeat<true>) : address(&repeat<false>);
 }
 
-const void* scatter_rows(bool aligned) {
-    return aligned ? address(&scatter<true>) : address(&scatter<false>);
+const void* scatter_rows(bool aligned, bool in_pieces) {
+    if (in_pieces) return aligned ? address(&scatter<true, true>) : address(&scatter<false, true>);
+    return aligned ? address(&scatter<true, false>) : address(&scatter<false, false>);
 }
 
 }  // namespace pinflow::detail::cuda

@@ -41,6 +41,9 @@ struct row_launch {
     row_transfer transfer;
     unsigned lanes = 32;
     row_pace pace;
+    // for the kernels that move rows in pieces: all pieces have `piece_bytes`, but the last one may have less
+    std::uint64_t piece_bytes = 0;
+    unsigned pieces_of_row = 1;
 };
 
 /// kernel(const std::uint64_t* ids, std::uint64_t count, std::uint64_t row_count, error_memory)
@@ -49,13 +52,14 @@ const void* check_rows();
 /// errors.
 const void* refuse_repeated_rows();
 /// kernel(row_launch): copies rows to their positions. In a sorted order, equal indices are copied to the
-/// first position only. `aligned`: all addresses and sizes are multiples of 16 bytes.
-const void* gather_rows(bool aligned);
+/// first position only. `aligned`: all addresses and sizes are multiples of 16 bytes. `in_pieces`: each group
+/// of threads moves pieces of rows, for few long rows; does not keep pace.
+const void* gather_rows(bool aligned, bool in_pieces);
 /// kernel(row_launch): copies the rows that gather_rows of a sorted order left out, from their first
 /// position.
 const void* repeat_rows(bool aligned);
-/// kernel(row_launch): writes each row from the last of its positions.
-const void* scatter_rows(bool aligned);
+/// kernel(row_launch): writes each row from the last of its positions. Otherwise as gather_rows.
+const void* scatter_rows(bool aligned, bool in_pieces);
 /// kernel(row_launch): writes the sum over the positions of each row, in their order.
 const void* scatter_sums(sum_type type);
 

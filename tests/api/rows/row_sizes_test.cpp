@@ -23,7 +23,8 @@ using namespace pinflow;
 namespace {
 
 // 528 and 1552 are multiples of 16 that take several steps, which begin before the row
-constexpr std::array<std::uint64_t, 10> row_sizes{1, 8, 100, 512, 528, 1552, 3000, 4096, 12'288, 65'536};
+constexpr std::array<std::uint64_t, 11> row_sizes{1,    8,    100,    512,    528,    1552,
+                                                  3000, 4096, 12'288, 65'536, 100'003};
 
 std::uint64_t row_count_for(std::uint64_t row_bytes) {
     return std::clamp<std::uint64_t>((std::uint64_t{1} << 20) / row_bytes, 19, 700);
