@@ -193,12 +193,48 @@ TEST_CASE("cuda pin: two arrays of one mapping, and two mappings of one file, ar
     CHECK_FALSE(known_to_cuda(again->data()));
 }
 
-TEST_CASE("cuda pin: pages registered by other code are not registered, and the reason says so") {
+TEST_CASE("cuda pin: pages that other code has registered count as registered, and stay so") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
     void* const data = const_cast<std::byte*>(file->data());
     REQUIRE(::cudaHostRegister(data, file->size_bytes(), cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
+            cudaSuccess);
+    for (unsigned repetition = 0; repetition < 2; ++repetition) {
+        const pinned_pages pages({range_of(file)}, gpu, generous());
+        CHECK(pages.wait());
+        CHECK(pages.covers(file->data(), file->size_bytes()));
+    }
+    CHECK(known_to_cuda(file->data()));
+    CHECK(::cudaPeekAtLastError() == cudaSuccess);
+    CHECK(::cudaHostUnregister(data) == cudaSuccess);
+    const pinned_pages pages({range_of(file)}, gpu, generous());  // by pinflow now
+    CHECK(pages.wait());
+}
+
+TEST_CASE("cuda pin: memory that other code has allocated page-locked counts as registered") {
+    const device gpu = device::cuda(0);
+    void* data = nullptr;
+    REQUIRE(::cudaHostAlloc(&data, 2 * mebibyte, cudaHostAllocDefault) == cudaSuccess);
+    const auto* const bytes = static_cast<const std::byte*>(data);
+    const std::size_t registrations = detail::pin_registry::process().size();
+    {
+        const pinned_pages pages({{{bytes, 2 * mebibyte}, "memory", nullptr}}, gpu, generous());
+        CHECK(pages.wait());
+        CHECK(pages.covers(bytes, 2 * mebibyte));
+    }
+    CHECK(detail::pin_registry::process().size() == registrations);
+    CHECK(known_to_cuda(bytes));
+    CHECK(::cudaPeekAtLastError() == cudaSuccess);
+    CHECK(::cudaFreeHost(data) == cudaSuccess);
+}
+
+TEST_CASE("cuda pin: pages of which other code has registered a part are not registered") {
+    const temporary_folder folder;
+    const device gpu = device::cuda(0);
+    const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
+    void* const data = const_cast<std::byte*>(file->data());
+    REQUIRE(::cudaHostRegister(data, mebibyte, cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
             cudaSuccess);
     {
         const pinned_pages pages({range_of(file)}, gpu, generous());

@@ -65,6 +65,19 @@ class TensorTest(CudaTest):
         self.assertEqual(labels.torch().dtype, torch.float32)
         np.testing.assert_array_equal(tensor[:, 0].cpu().numpy(), labels.torch().cpu().numpy().astype(np.int64))
 
+    def test_a_pinned_tensor_is_read_in_place_and_stays_pinned(self):
+        for count in (16_384, 16_385):  # of 4 KiB, so that the second one does not end with PyTorch's allocation
+            values = torch.arange(count).repeat_interleave(1024).reshape(count, 1024).int().pin_memory()
+            for _ in range(2):
+                with pinflow.Loader(values, batch=1024, order="shuffled") as loader:
+                    for _ in range(3):
+                        for rows, in loader:
+                            tensor = rows.torch()
+                            self.assertTrue(torch.equal(tensor, tensor[:, :1].expand_as(tensor)))
+                    self.assertIn(loader.report().values["arrays"][0]["transfer"], ("copy engine", "kernel"))
+            self.assertTrue(values.is_pinned())
+            self.assertTrue(torch.equal(values.cuda().cpu(), values))
+
     def test_numpy_is_refused_with_a_sentence(self):
         (rows,) = next(iter(pinflow.Loader(self.path)))
         with self.assertRaisesRegex(pinflow.InvalidArgument, r"use \.torch\(\)"):

@@ -3,8 +3,10 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <thread>
 
+#include "src/core/checked.hpp"
 #include "src/device/cuda/context.hpp"
 #include "src/device/pin_registry.hpp"
 
@@ -42,6 +44,14 @@ class locker final : public page_locker {
             status = primary_.run([&] { return host_device_pointer(device_pointer, data); });
         }
         if (status == cudaSuccess && device_pointer == data) return {};
+        // what cudaHostRegister says of registered and of allocated page-locked memory
+        const bool may_be_locked_by_others =
+            status == cudaErrorHostMemoryAlreadyRegistered || status == cudaErrorInvalidValue;
+        if (may_be_locked_by_others && !registered && are_locked_by_others(pages)) {
+            const std::lock_guard guard(mutex_);
+            locked_by_others_.insert(data);
+            return {};
+        }
         const bool may_be_locked = registered && !unlock(pages);
         if (status != cudaSuccess)
             return pin_refusal{cause(status), is_same_for_others(status), may_be_locked};
@@ -50,6 +60,10 @@ class locker final : public page_locker {
     }
 
     bool unlock(std::span<const std::byte> pages) noexcept override {
+        {
+            const std::lock_guard guard(mutex_);
+            if (locked_by_others_.erase(pages.data()) != 0) return true;
+        }
         const cudaError_t status =
             context_.run([&] { return host_unregister(const_cast<std::byte*>(pages.data())); });
         return status == cudaSuccess || status == cudaErrorCudartUnloading;
@@ -61,9 +75,31 @@ class locker final : public page_locker {
     }
 
  private:
+    /// Whether other code has page-locked all of these pages, in one allocation or registration, at the same
+    /// addresses: such as a tensor that PyTorch has pinned.
+    bool are_locked_by_others(std::span<const std::byte> pages) const {
+        constexpr std::uintptr_t page_bytes = 4096;
+        // in the first page, and also in an array that begins within it
+        const std::byte* const inside = pages.data() + page_bytes - 1;
+        cudaPointerAttributes attributes{};
+        std::span<const std::byte> range;
+        cudaError_t status = primary_.run([&] { return pointer_attributes(attributes, inside); });
+        if (status == cudaSuccess) status = primary_.run([&] { return pointer_range(range, inside); });
+        if (status != cudaSuccess || attributes.type != cudaMemoryTypeHost ||
+            attributes.devicePointer != inside)
+            return false;
+        const auto begin = reinterpret_cast<std::uintptr_t>(range.data()) / page_bytes * page_bytes;
+        const auto end =
+            rounded_up(reinterpret_cast<std::uintptr_t>(std::to_address(range.end())), page_bytes);
+        return begin <= reinterpret_cast<std::uintptr_t>(pages.data()) &&
+               reinterpret_cast<std::uintptr_t>(std::to_address(pages.end())) <= end;
+    }
+
     context primary_;
     const context& context_;
     bool read_only_supported_ = false;
+    std::mutex mutex_;
+    std::set<const void*> locked_by_others_;  ///< the first pages, which `unlock` leaves locked
 };
 
 }  // namespace
