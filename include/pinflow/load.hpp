@@ -93,8 +93,8 @@ enum class load_route {
     /// need no decoding and no cast: tensors, or slices along the first axis, of 48 KiB and more, or
     /// neighbours in a file that together are as long. Also for slices of 1 MiB and more along other axes,
     /// which lie in runs with gaps between them: if a run has at least 64 bytes and a third of the gap, or at
-    /// least 342 KiB, and runs at equal distances have at least 342 KiB together. Short pieces at boundaries
-    /// of registrations are staged.
+    /// least 342 KiB, and runs at equal distances have at least 1 MiB together. Short pieces at boundaries of
+    /// registrations are staged.
     copy,
     staged,  ///< CPU threads read the files into page-locked staging buffers
     both,    ///< `copy` from the front of the files, and `staged` from the end, until they meet

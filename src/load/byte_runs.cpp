@@ -52,7 +52,7 @@ bool are_long(const byte_runs& runs) {
 }
 
 bool has_large_groups(const byte_runs& runs) {
-    return runs.groups.empty() || runs.group_bytes() >= thresholds.min_engine_bytes;
+    return runs.groups.empty() || runs.group_bytes() >= thresholds.min_group_bytes;
 }
 
 bool can_copy_runs(const byte_runs& runs) {

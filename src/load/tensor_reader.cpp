@@ -25,6 +25,8 @@ constexpr std::uint64_t read_ahead_bytes = 1 << 20;
 constexpr std::uint64_t max_read_ahead_gap_bytes = 16 << 10;
 /// Copying a longer run from a page is no faster than reading it, as the page must be mapped first.
 constexpr std::uint64_t max_copied_run_bytes = 8 << 10;
+/// For a GPU, runs of larger parts are read: unmapping the pages afterwards would take as long.
+constexpr std::uint64_t max_copied_part_bytes = 1 << 20;
 
 }  // namespace
 
@@ -113,7 +115,8 @@ void tensor_reader::read_stored(const load_job& job, std::uint64_t begin_bytes,
         return;
     }
     const byte_runs runs = runs_of(opened_, job);
-    if (is_on_host_ && copy_runs(job, runs, begin_bytes, destination)) return;
+    const bool may_copy = is_on_host_ || job.size_bytes <= max_copied_part_bytes;
+    if (may_copy && copy_runs(job, runs, begin_bytes, destination)) return;
     if (!reads_and_drops_gaps(runs)) return read_runs(job, begin_bytes, destination);
     const std::uint64_t joined_runs = std::max<std::uint64_t>(max_joined_read_bytes / runs.stride_bytes, 1);
     while (!destination.empty()) {
