@@ -5,7 +5,9 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
+#include <span>
 
 #include "pinflow/error.hpp"
 
@@ -99,12 +101,25 @@ void weighted_order::rows_at(std::uint64_t epoch, std::uint64_t first, std::span
     const auto high = [](std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); };
     const auto joined = [](std::uint32_t a, std::uint32_t b) { return a | std::uint64_t{b} << 32; };
     const r123::Philox4x32::key_type key{{low(seed_), high(seed_)}};
-    for (std::uint64_t& row : rows) {
-        const auto random = philox({{low(first), high(first), low(epoch), high(epoch)}}, key);
-        ++first;
-        const std::uint64_t index = scale(joined(random[0], random[1]), columns_.size());
-        const column& drawn = columns_[index];
-        row = scale(joined(random[2], random[3]), column_size_) < drawn.own ? index : drawn.alias;
+    // some columns at a time, so that they are fetched from memory together
+    struct draw {
+        std::uint64_t index;
+        std::uint64_t height;
+    };
+    std::array<draw, 32> draws{};
+    for (; !rows.empty(); rows = rows.subspan(std::min(draws.size(), rows.size()))) {
+        const auto drawn = std::span(draws).first(std::min(draws.size(), rows.size()));
+        for (auto& [index, height] : drawn) {
+            const auto random = philox({{low(first), high(first), low(epoch), high(epoch)}}, key);
+            ++first;
+            index = scale(joined(random[0], random[1]), columns_.size());
+            height = scale(joined(random[2], random[3]), column_size_);
+            __builtin_prefetch(&columns_[index]);
+        }
+        for (std::size_t i = 0; i < drawn.size(); ++i) {
+            const column& of = columns_[drawn[i].index];
+            rows[i] = drawn[i].height < of.own ? drawn[i].index : of.alias;
+        }
     }
 }
 
