@@ -37,6 +37,9 @@ class in_this_process final : public hdf5_access {
     array_listing list_one(const input_file& file, std::string_view name) override {
         return list_hdf5_dataset(file, name);
     }
+    std::optional<array_listing> find(const input_file& file, std::string_view name) override {
+        return find_hdf5_dataset(file, name);
+    }
     std::vector<hdf5_description> describe_several(const input_file& file,
                                                    std::span<const std::string_view> names,
                                                    std::size_t max_bytes) override {
@@ -212,6 +215,15 @@ void use_hdf5_access(std::shared_ptr<hdf5_access> other) {
 
 std::vector<hdf5_alias> list_hdf5_aliases(const std::filesystem::path& path) {
     return access()->aliases(input_file(path));
+}
+
+std::optional<array_listing> find_listed_dataset(const std::filesystem::path& path, const std::string& name) {
+    try {
+        auto found = access()->find(input_file(path), name);
+        return found && found->name == name && found->dtype ? std::move(found) : std::nullopt;
+    } catch (const error&) {
+        return std::nullopt;
+    }
 }
 
 std::shared_ptr<hdf5_memory> make_hdf5_memory(std::uint64_t size_bytes) {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,10 @@ class hdf5_access {
     /// Lists one dataset. The default describes it, which finds its chunks, too.
     virtual array_listing list_one(const input_file& file, std::string_view name) {
         return hdf5_listing(describe(file, name));
+    }
+    /// Finds a dataset as find_hdf5_dataset does. The default finds none.
+    virtual std::optional<array_listing> find(const input_file& /*file*/, std::string_view /*name*/) {
+        return std::nullopt;
     }
     /// Describes several datasets, as describe_hdf5_datasets does. The default describes none.
     virtual std::vector<hdf5_description> describe_several(const input_file& /*file*/,

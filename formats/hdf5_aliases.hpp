@@ -1,8 +1,11 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "pinflow/formats/listing.hpp"
 
 namespace pinflow::detail {
 
@@ -16,5 +19,9 @@ struct hdf5_alias {
 /// the first hard link is searched.
 /// @throws as list_hdf5.
 std::vector<hdf5_alias> list_hdf5_aliases(const std::filesystem::path& path);
+
+/// The dataset `name`, found without a list of all others. Empty if only such a list can tell what the name
+/// stands for: there is no such dataset, it cannot be read, or several paths lead to it.
+std::optional<array_listing> find_listed_dataset(const std::filesystem::path& path, const std::string& name);
 
 }  // namespace pinflow::detail

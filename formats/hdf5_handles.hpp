@@ -184,9 +184,14 @@ class link_access {
 struct object_identity {
     ::H5O_type_t type = H5O_TYPE_UNKNOWN;
     std::string token;
+    unsigned link_count = 0;  ///< hard links to it
 };
 /// @return empty if the library fails to identify the object.
 std::optional<object_identity> identity_of(::hid_t location, const char* name, const link_access& links);
+
+/// Whether no other path leads to the groups of this one: each has one hard link, and no soft link is
+/// followed to it.
+bool is_only_path(const open_file& file, const std::string& name, const link_access& links);
 
 /// Opens the dataset at a path.
 /// @throws invalid_argument, unsupported, format_error; messages do not name the file.

@@ -227,15 +227,29 @@ hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view 
     });
 }
 
-array_listing list_hdf5_dataset(const input_file& file, std::string_view name) {
-    return hdf5::naming(file, [&] {
+namespace {
+
+/// @param only_path whether other paths to the dataset's groups are refused.
+std::optional<array_listing> list_one(const input_file& file, std::string_view name, bool only_path) {
+    return hdf5::naming(file, [&]() -> std::optional<array_listing> {
         const hdf5::library_lock lock;
         const hdf5::open_file opened(file, hdf5::default_chunk_cache_bytes);
         hdf5::link_access links;
         const std::string path = hdf5_path(name);
         const hdf5::object_handle dataset = hdf5::open_dataset(opened, path, links);
+        if (only_path && !hdf5::is_only_path(opened, path, links)) return std::nullopt;
         return hdf5_listing(hdf5::describe(opened, dataset, path, hdf5::detail_wanted::listing));
     });
+}
+
+}  // namespace
+
+array_listing list_hdf5_dataset(const input_file& file, std::string_view name) {
+    return *list_one(file, name, false);
+}
+
+std::optional<array_listing> find_hdf5_dataset(const input_file& file, std::string_view name) {
+    return list_one(file, name, true);
 }
 
 std::vector<hdf5_description> describe_hdf5_datasets(const input_file& file,

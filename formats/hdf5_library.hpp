@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -42,6 +43,8 @@ hdf5_description describe_hdf5_dataset(const input_file& file, std::string_view 
 /// Lists a dataset, without the locations of its chunks.
 /// @throws as describe_hdf5_dataset, but damage of chunks goes unnoticed.
 array_listing list_hdf5_dataset(const input_file& file, std::string_view name);
+/// The same, but empty if other paths lead to one of its groups, or a soft link does.
+std::optional<array_listing> find_hdf5_dataset(const input_file& file, std::string_view name);
 
 /// Describes several datasets, and opens the file only once, which takes longer than describing a small one.
 /// Leaves out those that cannot be described, and the rest when the descriptions take `max_bytes` of memory,

@@ -46,7 +46,25 @@ std::optional<object_identity> identity_of(::hid_t location, const char* name, c
     identity.token.assign(reinterpret_cast<const char*>(&info.addr), sizeof info.addr);
 #endif
     identity.type = info.type;
+    identity.link_count = info.rc;
     return identity;
+}
+
+bool is_only_path(const open_file& file, const std::string& name, const link_access& links) {
+    for (std::size_t end = name.find('/'); end != name.npos; end = name.find('/', end + 1)) {
+        const std::string group = name.substr(0, end);
+#if H5_VERSION_GE(1, 12, 0)
+        ::H5L_info2_t link{};
+        const ::herr_t status = ::H5Lget_info2(file.id(), group.c_str(), &link, links.id());
+#else
+        ::H5L_info_t link{};
+        const ::herr_t status = ::H5Lget_info(file.id(), group.c_str(), &link, links.id());
+#endif
+        if (status < 0 || link.type != H5L_TYPE_HARD) return false;
+        const auto identity = identity_of(file.id(), group.c_str(), links);
+        if (!identity || identity->link_count != 1) return false;
+    }
+    return true;
 }
 
 namespace {

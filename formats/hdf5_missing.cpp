@@ -35,6 +35,11 @@ std::vector<detail::hdf5_alias> detail::list_hdf5_aliases(const std::filesystem:
     refuse(path);
 }
 
+std::optional<array_listing> detail::find_listed_dataset(const std::filesystem::path& /*path*/,
+                                                         const std::string& /*name*/) {
+    return std::nullopt;
+}
+
 array_listing list_hdf5(const std::filesystem::path& path, std::string_view /*name*/) {
     refuse(path);
 }

@@ -16,7 +16,6 @@
 #include "formats/safetensors_header.hpp"
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
-#include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/open.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/descriptor_cache.hpp"
@@ -56,18 +55,6 @@ std::shared_ptr<const input_file> open_replaceable(const std::filesystem::path& 
     }
 }
 
-/// The dataset `name` of an HDF5 file, without a list of all others. Empty if that list must tell what the
-/// name stands for: it is a pattern, a link, or no dataset that can be loaded.
-std::optional<array_listing> find_dataset(const std::filesystem::path& path, const std::string& name) {
-    if (name.find_first_of("*?[\\") != std::string::npos) return std::nullopt;
-    try {
-        array_listing found = list_hdf5(path, name);
-        return found.name == name && found.dtype ? std::optional(std::move(found)) : std::nullopt;
-    } catch (const error&) {
-        return std::nullopt;
-    }
-}
-
 /// @param name the only tensor that is needed; empty if there may be others.
 listed_file list_file(const std::filesystem::path& path, const std::string& name) {
     std::error_code no_status;
@@ -85,7 +72,7 @@ listed_file list_file(const std::filesystem::path& path, const std::string& name
     }
     const bool is_hdf5 = listed.format == file_format::hdf5;
     if (is_hdf5 && !name.empty()) {
-        if (auto found = find_dataset(path, name)) {
+        if (auto found = find_listed_dataset(path, name)) {
             listed.arrays.push_back(*std::move(found));
             return listed;
         }
