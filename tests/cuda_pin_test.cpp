@@ -193,23 +193,38 @@ TEST_CASE("cuda pin: two arrays of one mapping, and two mappings of one file, ar
     CHECK_FALSE(known_to_cuda(again->data()));
 }
 
-TEST_CASE("cuda pin: pages that other code has registered count as registered, and stay so") {
-    const temporary_folder folder;
+TEST_CASE("cuda pin: memory that other code has registered counts as registered, and stays so") {
     const device gpu = device::cuda(0);
-    const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
-    void* const data = const_cast<std::byte*>(file->data());
-    REQUIRE(::cudaHostRegister(data, file->size_bytes(), cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
-            cudaSuccess);
+    const std::size_t registrations = detail::pin_registry::process().size();
+    const memory_region memory = memory_region::anonymous(2 * mebibyte);
+    REQUIRE(::cudaHostRegister(memory.data(), memory.size_bytes(), cudaHostRegisterMapped) == cudaSuccess);
     for (unsigned repetition = 0; repetition < 2; ++repetition) {
-        const pinned_pages pages({range_of(file)}, gpu, generous());
+        const pinned_pages pages({{memory.bytes(), "memory", nullptr}}, gpu, generous());
         CHECK(pages.wait());
-        CHECK(pages.covers(file->data(), file->size_bytes()));
+        CHECK(pages.covers(memory.data(), memory.size_bytes()));
     }
-    CHECK(known_to_cuda(file->data()));
+    CHECK(known_to_cuda(memory.data()));
     CHECK(::cudaPeekAtLastError() == cudaSuccess);
-    CHECK(::cudaHostUnregister(data) == cudaSuccess);
-    const pinned_pages pages({range_of(file)}, gpu, generous());  // by pinflow now
+    CHECK(::cudaHostUnregister(memory.data()) == cudaSuccess);
+    const pinned_pages pages({{memory.bytes(), "memory", nullptr}}, gpu, generous());  // by pinflow now
     CHECK(pages.wait());
+    CHECK(detail::pin_registry::process().size() == registrations + 1);
+}
+
+TEST_CASE("cuda pin: memory of which other code has registered a part does not count as registered") {
+    const device gpu = device::cuda(0);
+    const memory_region memory = memory_region::anonymous(2 * mebibyte);
+    for (const std::size_t missing : {std::size_t{10}, mebibyte}) {
+        REQUIRE(::cudaHostRegister(memory.data() + missing, memory.size_bytes() - missing,
+                                   cudaHostRegisterMapped) == cudaSuccess);
+        {
+            const pinned_pages pages({{memory.bytes(), "memory", nullptr}}, gpu, generous());
+            CHECK_FALSE(pages.wait());
+            CHECK_FALSE(pages.covers(memory.data(), 1));
+        }
+        CHECK(::cudaHostUnregister(memory.data() + missing) == cudaSuccess);
+    }
+    CHECK(::cudaPeekAtLastError() == cudaSuccess);
 }
 
 TEST_CASE("cuda pin: memory that other code has allocated page-locked counts as registered") {
@@ -229,12 +244,12 @@ TEST_CASE("cuda pin: memory that other code has allocated page-locked counts as 
     CHECK(::cudaFreeHost(data) == cudaSuccess);
 }
 
-TEST_CASE("cuda pin: pages of which other code has registered a part are not registered") {
+TEST_CASE("cuda pin: pages of a file registered by other code are not registered, and the reason says so") {
     const temporary_folder folder;
     const device gpu = device::cuda(0);
     const auto file = map_pattern(folder / "x.bin", 2 * mebibyte);
     void* const data = const_cast<std::byte*>(file->data());
-    REQUIRE(::cudaHostRegister(data, mebibyte, cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
+    REQUIRE(::cudaHostRegister(data, file->size_bytes(), cudaHostRegisterMapped | cudaHostRegisterReadOnly) ==
             cudaSuccess);
     {
         const pinned_pages pages({range_of(file)}, gpu, generous());

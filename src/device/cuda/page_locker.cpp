@@ -6,7 +6,6 @@
 #include <set>
 #include <thread>
 
-#include "src/core/checked.hpp"
 #include "src/device/cuda/context.hpp"
 #include "src/device/pin_registry.hpp"
 
@@ -44,10 +43,11 @@ class locker final : public page_locker {
             status = primary_.run([&] { return host_device_pointer(device_pointer, data); });
         }
         if (status == cudaSuccess && device_pointer == data) return {};
-        // what cudaHostRegister says of registered and of allocated page-locked memory
+        // what cudaHostRegister says of registered and of allocated page-locked memory. A registration of a
+        // file's pages does not count: it may end before the file is closed.
         const bool may_be_locked_by_others =
             status == cudaErrorHostMemoryAlreadyRegistered || status == cudaErrorInvalidValue;
-        if (may_be_locked_by_others && !registered && are_locked_by_others(pages)) {
+        if (may_be_locked_by_others && !read_only && !registered && are_locked_by_others(pages)) {
             const std::lock_guard guard(mutex_);
             locked_by_others_.insert(data);
             return {};
@@ -78,21 +78,14 @@ class locker final : public page_locker {
     /// Whether other code has page-locked all of these pages, in one allocation or registration, at the same
     /// addresses: such as a tensor that PyTorch has pinned.
     bool are_locked_by_others(std::span<const std::byte> pages) const {
-        constexpr std::uintptr_t page_bytes = 4096;
-        // in the first page, and also in an array that begins within it
-        const std::byte* const inside = pages.data() + page_bytes - 1;
+        const std::byte* const begin = pages.data();
         cudaPointerAttributes attributes{};
         std::span<const std::byte> range;
-        cudaError_t status = primary_.run([&] { return pointer_attributes(attributes, inside); });
-        if (status == cudaSuccess) status = primary_.run([&] { return pointer_range(range, inside); });
-        if (status != cudaSuccess || attributes.type != cudaMemoryTypeHost ||
-            attributes.devicePointer != inside)
-            return false;
-        const auto begin = reinterpret_cast<std::uintptr_t>(range.data()) / page_bytes * page_bytes;
-        const auto end =
-            rounded_up(reinterpret_cast<std::uintptr_t>(std::to_address(range.end())), page_bytes);
-        return begin <= reinterpret_cast<std::uintptr_t>(pages.data()) &&
-               reinterpret_cast<std::uintptr_t>(std::to_address(pages.end())) <= end;
+        cudaError_t status = primary_.run([&] { return pointer_attributes(attributes, begin); });
+        if (status == cudaSuccess) status = primary_.run([&] { return pointer_range(range, begin); });
+        return status == cudaSuccess && attributes.type == cudaMemoryTypeHost &&
+               attributes.devicePointer == begin && range.data() <= begin &&
+               std::to_address(pages.end()) <= std::to_address(range.end());
     }
 
     context primary_;
