@@ -292,6 +292,29 @@ class LoadTest(unittest.TestCase):
             self.assertEqual(values[[0, 2]].astype("f4").tolist(), [[1] * 5, [2] * 5])
             with self.assertRaises(pinflow.InvalidArgument):
                 table.scatter([0], numpy.zeros((1, 5), "f4"))
+        swapped = numpy.zeros((2, 2), numpy.dtype(ml_dtypes.bfloat16).newbyteorder(">"))
+        table = pinflow.RowTable(numpy.zeros((2, 2), ml_dtypes.bfloat16), device="host")
+        for call in (lambda: pinflow.RowTable(swapped, device="host"), lambda: table.scatter([0, 1], swapped),
+                     lambda: pinflow.Loader(swapped, batch=1, device="host")):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "another byte order"):
+                call()
+
+    @unittest.skipIf(h5py is None, "needs h5py")
+    def test_one_name_selects_what_a_list_of_names_selects(self):
+        path = self.other("links.h5")
+        with h5py.File(path, "w") as file:
+            file["g/in"], file["top"] = numpy.arange(5), numpy.arange(7)
+            file["soft"], file["hard"], file["alias"] = h5py.SoftLink("/g"), file["g"], file["g/in"]
+            file["again"] = h5py.SoftLink("/top")
+        for name in ("g/in", "top", "soft/in", "hard/in", "alias", "again", "g", "none", "/top", "g/in/"):
+            with self.subTest(name):
+                outcomes = []
+                for names in ([name], [name, name], [name, "top"]):
+                    try:
+                        outcomes.append(pinflow.load_file(path, names=names, framework="np")[name].tolist())
+                    except pinflow.InvalidArgument:
+                        outcomes.append(None)
+                self.assertEqual(outcomes, outcomes[:1] * 3)
 
     def test_boxes_of_tensors_are_read_from_every_format(self):
         values = numpy.random.default_rng(3).integers(0, 1000, (40, 50, 60)).astype("f4")
@@ -316,10 +339,20 @@ class LoadTest(unittest.TestCase):
                         self.assertEqual(numpy.shape(part), values[key].shape)
                 both = model.get_slices({name: [(0, 3, 30), (-1, 5, 50)]})[name]
                 numpy.testing.assert_array_equal(both, values[3:30, :, 5:50])
+            numpy.testing.assert_array_equal(model.get_slice("a")[[3, 1], 2:5], values[[3, 1], 2:5])
             with self.assertRaisesRegex(pinflow.InvalidArgument, "twice along axis 1"):
                 model.get_slices({"a": [(1, 0, 3), (1, 0, 3)]})
             with self.assertRaises(pinflow.InvalidArgument):
                 model.get_slices({"a": [1, 0, 3]})
+
+    @unittest.skipIf(h5py is None, "needs h5py")
+    def test_a_field_of_a_structured_tensor_can_be_selected(self):
+        values = numpy.array([(1, 2.5), (3, 4.5)], [("x", "<i4"), ("y", "<f8")])
+        with h5py.File(self.other("s.h5"), "w") as file:
+            file["s"] = values
+        with pinflow.safe_open(self.other("s.h5"), framework="np") as model:
+            numpy.testing.assert_array_equal(model.get_slice("s")["x"], values["x"])
+            numpy.testing.assert_array_equal(model.get_slice("s")[["y"]], values[["y"]])
 
     def test_a_slice_of_a_truncated_file_is_an_error(self):
         pinflow.save_file({"a": numpy.arange(1 << 20).reshape(1024, 1024)}, self.path)

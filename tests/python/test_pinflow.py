@@ -144,13 +144,20 @@ class OpenTest(Folder):
             pinflow.convert(self.path("a.npy"), self.path("a.h5"), "--deflate", "1")
             array = pinflow.open(self.path("a.h5"), "data")
             for key in (np.s_[:, 7], np.s_[3, 10:20, 5:9], np.s_[5:250, :, -1], np.s_[..., 2:50:3], np.s_[1, 2, 3],
-                        np.s_[::7, 3:5], np.s_[4:4, 1:3], np.s_[-1, ::-1, 3], np.s_[[1, 5], 3:6], np.s_[9:2:-2, 0]):
+                        np.s_[::7, 3:5], np.s_[::2, 4], np.s_[::-1, 3, 5], np.s_[::150, 1:69], np.s_[4:4, 1:3], np.s_[-1, ::-1, 3], np.s_[[1, 5], 3:6], np.s_[9:2:-2, 0]):
                 with self.subTest((dtype, key)):
                     np.testing.assert_array_equal(array[key], values[key])
                     self.assertEqual(np.shape(array[key]), values[key].shape)
                     self.assertEqual(array[key].dtype.newbyteorder("="), values.dtype.newbyteorder("="))
             with self.assertRaises(IndexError):
                 array[0, 70]
+            folder = os.getcwd()
+            self.addCleanup(os.chdir, folder)
+            os.chdir(self._folder.name)
+            relative = pinflow.open("a.h5", "data")
+            os.chdir(folder)
+            np.testing.assert_array_equal(relative[:, 7], values[:, 7])
+            np.testing.assert_array_equal(np.asarray(relative), values)
             before = os.path.getsize(self.path("a.h5"))
             np.save(self.path("a.npy"), values[:, 1:])
             pinflow.convert(self.path("a.npy"), self.path("b.h5"), "--deflate", "1")
@@ -158,6 +165,9 @@ class OpenTest(Folder):
             self.assertNotEqual(before, os.path.getsize(self.path("a.h5")))
             with self.assertRaises(pinflow.DataChanged):
                 array[:, 7]
+            relative = pinflow.open(self.path("b.h5"), "data")
+            os.remove(self.path("b.h5"))
+            np.testing.assert_array_equal(relative[3, 2:9], values[:, 1:][3, 2:9])  # from the rows, which are open
 
     def test_rows_have_the_byte_order_of_the_array(self):
         numbers = np.arange(24).reshape(4, 3, 2)

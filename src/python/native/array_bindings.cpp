@@ -73,7 +73,12 @@ void read_rows(const opened_array& self, const nb::object& ids, const nb::object
         detail::check_row_request(*rows, row_ids, memory.bytes());
         detail::read_session session;
         const detail::row_reader reader(rows, detail::row_access::memory);
-        static_cast<void>(reader.read(row_ids, memory.bytes().data(), session));
+        try {
+            static_cast<void>(reader.read(row_ids, memory.bytes().data(), session));
+        } catch (const format_error&) {
+            rows->check_unchanged();  // other contents look like damage
+            throw;
+        }
         check_sizes(*rows, row_ids);
     });
 }

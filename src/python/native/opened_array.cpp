@@ -71,6 +71,10 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     made->reason_ = listed->reason;
     made->label_ = name.empty() ? path : path + ":" + listed->name;
     made->path_ = path;
+    std::error_code no_folder;
+    made->absolute_path_ = std::filesystem::absolute(path, no_folder);
+    if (no_folder) made->absolute_path_ = path;
+    made->has_boxes_ = format_of(path) == file_format::hdf5;
     made->identity_ = input_file(path).identity();
     made->name_ = name;
     made->listed_name_ = listed->name;
@@ -131,7 +135,8 @@ const array& opened_array::elements() const {
         if (path_.empty()) {
             decoded_ = gathered(*rows_, type_, shape_);
         } else {
-            array decoded = name_.empty() ? pinflow::open(path_) : pinflow::open(path_, name_);
+            array decoded =
+                name_.empty() ? pinflow::open(absolute_path_) : pinflow::open(absolute_path_, name_);
             check_same(decoded.dtype(), decoded.shape());
             decoded_ = std::move(decoded);
         }
@@ -140,24 +145,36 @@ const array& opened_array::elements() const {
 }
 
 void opened_array::check_same(const dtype& type, const shape_vector& shape) const {
-    if (input_file(path_).identity() == identity_ && type == type_ && shape == shape_) return;
+    if (input_file(absolute_path_).identity() == identity_ && type == type_ && shape == shape_) return;
     throw data_changed(fmt::format("'{}' has been changed or replaced since it was opened", path_));
+}
+
+/// A stream of the file at the path. Null if it is no longer the file whose rows are open.
+std::unique_ptr<detail::element_stream> opened_array::stream_of_part() const {
+    constexpr std::uint64_t memory_bytes = std::uint64_t{16} << 20;
+    try {
+        const detail::element_file* stored = nullptr;
+        {
+            const std::lock_guard lock(stored_mutex_);
+            if (!stored_) {
+                auto opened = detail::open_hdf5_elements(absolute_path_);
+                check_same(type_, opened->stream_of_part(listed_name_, memory_bytes)->shape());
+                stored_ = std::move(opened);
+            }
+            stored = stored_.get();
+        }
+        return stored->stream_of_part(listed_name_, memory_bytes);
+    } catch (const error&) {
+        return nullptr;  // reading the rows throws the error, if it concerns them
+    }
 }
 
 bool opened_array::read_box(const shape_vector& first, const shape_vector& lengths,
                             std::span<std::byte> destination) const {
     // other files can be decoded only as a whole, or have rows that are read as they are
-    if (path_.empty() || format_of(path_) != file_format::hdf5) return false;
-    constexpr std::uint64_t memory_bytes = std::uint64_t{16} << 20;
-    const auto stream = [&] {
-        const std::lock_guard lock(mutex_);
-        if (stored_) return stored_->stream_of_part(listed_name_, memory_bytes);
-        auto opened = detail::open_hdf5_elements(path_);
-        auto made = opened->stream_of_part(listed_name_, memory_bytes);
-        check_same(type_, made->shape());
-        stored_ = std::move(opened);
-        return made;
-    }();
+    if (!has_boxes_) return false;
+    const std::unique_ptr<detail::element_stream> stream = stream_of_part();
+    if (!stream) return false;
     for (std::size_t axis = shape_.size(); axis-- > 0;) {
         if (!stream->select(axis, first[axis], first[axis] + lengths[axis])) return false;
     }

@@ -2,6 +2,7 @@
 
 #include <nanobind/nanobind.h>
 
+#include <filesystem>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,12 +59,15 @@ class opened_array {
     explicit opened_array(dtype type) : type_(std::move(type)) {}
     /// @throws data_changed if the file or the array is no longer the one that was opened.
     void check_same(const dtype& type, const shape_vector& shape) const;
+    std::unique_ptr<detail::element_stream> stream_of_part() const;
 
     dtype type_;
     shape_vector shape_;
     std::string reason_;
     std::string label_;
     std::string path_;  ///< of elements that are decoded later; empty if they are gathered from the rows
+    std::filesystem::path absolute_path_;  ///< for another working directory
+    bool has_boxes_ = false;               ///< it is an HDF5 dataset, of which read_box may read parts
     std::string name_;
     std::string listed_name_;  ///< as list_arrays has it
     file_identity identity_;   ///< of the file at `path_`
@@ -72,6 +76,7 @@ class opened_array {
     std::optional<array> elements_;
     mutable std::mutex mutex_;
     mutable std::optional<array> decoded_;
+    mutable std::mutex stored_mutex_;
     mutable std::unique_ptr<detail::element_file> stored_;  ///< the file at `path_`, for read_box
 };
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import math
 import operator
 import os
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
@@ -151,9 +152,11 @@ class Array:
         if selected is None or all(range_ == (0, length) for range_, length in zip(selected[0][1:], self.shape[1:])):
             return None
         ranges, rest = selected
-        if isinstance(rest[0], slice) and rest[0] != slice(None):
-            return None  # few of many rows
         lengths = [end - begin for begin, end in ranges]
+        steps = rest[0].step if isinstance(rest[0], slice) else None
+        chosen_rows = -(-lengths[0] // abs(steps or 1))
+        if math.prod(lengths) > chosen_rows * math.prod(self.shape[1:]):
+            return None  # a few of many rows: whole, they are less than the box
         out = numpy.empty(lengths, dtype=self.dtype.newbyteorder("<"))  # as they are read
         if not self._array.read_box([begin for begin, _ in ranges], lengths, bytes_of(out)):
             return None

@@ -39,22 +39,37 @@ def _numpy_spelling(text: str) -> Any:
         import numpy
 
         return numpy.lib.format.descr_to_dtype(ast.literal_eval(text))  # fields without a name are padding
-    if text not in BEYOND_NUMPY:
+    is_big_endian = text.startswith(">") and text[1:] in BEYOND_NUMPY
+    name = text[1:] if is_big_endian else text
+    if name not in BEYOND_NUMPY:
         return text
     try:
-        return getattr(importlib.import_module("ml_dtypes"), text)
+        known = getattr(importlib.import_module("ml_dtypes"), name)
     except ImportError:
-        return f"V{BEYOND_NUMPY[text]}"
+        return f"V{BEYOND_NUMPY[name]}"
+    if not is_big_endian:
+        return known
+    import numpy
+
+    return numpy.dtype(known).newbyteorder(">")
 
 
 def spelling_of(dtype: Any) -> str:
-    """How the library spells a type, given as anything that numpy.dtype takes."""
+    """How the library spells a type, given as anything that numpy.dtype takes.
+
+    Raises:
+        InvalidArgument: bfloat16 of another byte order.
+    """
     if isinstance(dtype, str) and dtype in BEYOND_NUMPY:
         return dtype
     import numpy
 
     known: Any = numpy.dtype(dtype)
-    return str(known.name if known.name in BEYOND_NUMPY else known.str)
+    if known.name not in BEYOND_NUMPY:
+        return str(known.str)
+    if not known.isnative:
+        raise InvalidArgument(f"elements of {known.name} of another byte order than this machine's are not supported")
+    return str(known.name)
 
 
 def whole_numbers(numbers: Any) -> AnyArray:

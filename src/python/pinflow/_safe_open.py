@@ -64,18 +64,23 @@ class TensorSlice:
             IndexError: as for a numpy array.
             Unsupported: with framework='dlpack', the key has more than slices of step 1.
         """
-        slices, rest = self._part_of(key)
-        request: Request = (self._name, slices, "")
         opened = self._opened
-        if opened._framework != "dlpack":
-            if self._has_view(slices):
-                return opened._load((self._name, [], ""))[key]  # a view, without reading anything
-            loaded = opened._load(request)
-            return loaded if rest and _selects_all(rest) else loaded[rest]  # of (), numpy makes a scalar
-        if not _selects_all(rest):
+        whole: Request = (self._name, [], "")
+        is_plain = opened._framework == "dlpack"
+        part = box_of(key, opened._shape(self._name))
+        if part is None and not is_plain:
+            return opened._load(whole)[key]
+        ranges, rest = part or ([], (key,))
+        if is_plain and not _selects_all(rest):
             raise Unsupported("with framework='dlpack', a part is given by slices of step 1: index the tensor that "
                               "another library makes of it")
-        return self._opened._load(request)
+        shape = opened._shape(self._name)
+        slices = [(axis, begin, end) for axis, (begin, end) in enumerate(ranges) if (begin, end) != (0, shape[axis])]
+        if not is_plain and self._has_view(slices):
+            return opened._load(whole)[key]  # a view, without reading anything
+        loaded = opened._load((self._name, slices, ""))
+        # of (), numpy makes a scalar
+        return loaded if is_plain or rest and _selects_all(rest) else loaded[rest]
 
     def _has_view(self, slices: List[Slice]) -> bool:
         """Whether slices that leave gaps in the file become a view of all elements."""
@@ -86,16 +91,6 @@ class TensorSlice:
         for axis, begin, end in slices:
             lengths[axis] = end - begin
         return element_bytes * math.prod(lengths) >= _MIN_VIEW_BYTES and not _native.has_many_mappings()
-
-    def _part_of(self, key: Any) -> Tuple[List[Slice], Tuple[Any, ...]]:
-        """What is loaded, and the index into it that remains."""
-        part = box_of(key, self._opened._shape(self._name))
-        if part is None:
-            return [], key if isinstance(key, tuple) else (key,)
-        ranges, rest = part
-        shape = self._opened._shape(self._name)
-        slices = [(axis, begin, end) for axis, (begin, end) in enumerate(ranges) if (begin, end) != (0, shape[axis])]
-        return slices, rest
 
 
 def _selects_all(key: Tuple[Any, ...]) -> bool:
@@ -112,6 +107,8 @@ class safe_open:  # named as in safetensors, whose place it takes
     A safetensors file may be replaced while it is open: its old contents are loaded. But if open files hold more than a
     quarter of the descriptors that the process may have, replacing another one raises DataChanged, as writing to a file
     always does. A safe_open can be pickled, for a process that is spawned: the files are opened again there.
+
+    All datasets of HDF5 files are listed, which takes 50 us each; `open` reads one dataset without listing the others.
 
     Args:
         filename: the file, or a list of files. No two may have a tensor of the same name.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Optional, Tuple
 from . import _native
 from ._arrays import Array
 from ._devices import device_name
-from ._elements import BEYOND_NUMPY, bytes_of, elements_of, numpy_type, typed_elements, whole_numbers
+from ._elements import BEYOND_NUMPY, bytes_of, elements_of, numpy_type, spelling_of, typed_elements, whole_numbers
 from ._errors import InvalidArgument, Unsupported
 from ._sources import native_of
 from ._streams import consumer_stream
@@ -188,9 +188,10 @@ def _torch_rows(rows: Any, spelling: str) -> Any:
 
     if not is_array:
         return torch.as_tensor(rows, dtype=getattr(torch, spelling))
+    spelling = spelling_of(rows.dtype)  # raises for another byte order
     same_size = numpy.uint8 if rows.itemsize == 1 else numpy.int16
     numbers = _writable(numpy.ascontiguousarray(rows).view(same_size))
-    return torch.from_numpy(numbers).view(getattr(torch, rows.dtype.name))
+    return torch.from_numpy(numbers).view(getattr(torch, spelling))
 
 
 def _are_numbers(dtype: np.dtype[Any]) -> bool:
