@@ -119,7 +119,8 @@ void loader::pipeline::plan(std::vector<std::shared_ptr<const row_source>> sourc
     // may be waiting for the consumer, which waits for the next batch: a deadlock
     if (std::ranges::any_of(arrays, needs_kernels)) options_.device.backend().prepare_rows();
     if (!sample.on_host && std::ranges::any_of(arrays, is_held))
-        setup.held = std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, allocator);
+        setup.held =
+            std::make_shared<detail::device_held>(setup.slot_count, setup.max_slot_rows, options_.device);
     for (detail::sample_array& each : arrays)
         transfers_.push_back(detail::make_transfer(std::move(each), setup));
     allocation_stream.synchronize();  // from here on, any stream may use the memory

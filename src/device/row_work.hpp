@@ -144,7 +144,7 @@ struct held_table {
 struct held_gather {
     static constexpr unsigned max_tables = 8;
 
-    const std::uint64_t* ids = nullptr;  ///< in device memory, known to be valid
+    const std::uint64_t* ids = nullptr;  ///< in device memory or in page-locked memory, known to be valid
     std::uint64_t count = 0;
     row_parts parts;  ///< the batches
     held_table tables[max_tables] = {};
