@@ -20,8 +20,9 @@ struct hdf5_alias {
 /// @throws as list_hdf5.
 std::vector<hdf5_alias> list_hdf5_aliases(const std::filesystem::path& path);
 
-/// The dataset `name`, found without a list of all others. Empty if only such a list can tell what the name
-/// stands for: there is no such dataset, it cannot be read, or several paths lead to it.
+/// Finds the dataset `name` without listing the others.
+/// @return empty if there is no such dataset, it cannot be read, or a group on its path is reached by a soft
+/// link or has several hard links. Only a list of all datasets can tell then.
 std::optional<array_listing> find_listed_dataset(const std::filesystem::path& path, const std::string& name);
 
 }  // namespace pinflow::detail

@@ -99,39 +99,38 @@ void permutation::elements_at(std::uint64_t first, std::span<std::uint64_t> elem
         std::ranges::fill(elements, 0);
         return;
     }
-    // Each round waits for the one before. Several values at once keep the processor busy meanwhile. A value
-    // stays in its lane until it is below the size; then the next position takes the lane, without a branch
-    // that the processor would predict wrongly.
-    constexpr std::size_t lanes = 8;
+    // Each round depends on the one before, so several values are computed at once. Those that are not below
+    // the size go on, and the next positions join them, without branches that the processor predicts wrongly.
+    constexpr std::size_t width = 8;
     const std::uint64_t low_mask = (std::uint64_t{1} << low_bits_) - 1;
     const std::uint64_t high_mask = (std::uint64_t{1} << high_bits_) - 1;
-    std::uint64_t low[lanes] = {}, high[lanes] = {}, values[lanes] = {};
-    std::size_t places[lanes] = {};  // in `elements`
+    std::uint64_t low[width] = {}, high[width] = {}, values[width] = {};
+    std::size_t outputs[width] = {};  // in `elements`
     std::uint64_t position = add_modulo(first, first_shift_, size_);
     std::size_t used = 0;
     for (std::size_t next = 0; used != 0 || next != elements.size();) {
-        for (; used < lanes && next != elements.size(); ++used) {
+        for (; used < width && next != elements.size(); ++used) {
             values[used] = position;
-            places[used] = next++;
+            outputs[used] = next++;
             position = position + 1 == size_ ? 0 : position + 1;
         }
-        for (std::size_t lane = 0; lane < lanes; ++lane) {
-            low[lane] = values[lane] & low_mask;
-            high[lane] = values[lane] >> low_bits_;
+        for (std::size_t i = 0; i < width; ++i) {
+            low[i] = values[i] & low_mask;
+            high[i] = values[i] >> low_bits_;
         }
         for (unsigned round = 0; round < rounds_; round += 2) {
-            for (std::size_t lane = 0; lane < lanes; ++lane)
-                high[lane] ^= round_function(low[lane], round_keys_[round]) & high_mask;
-            for (std::size_t lane = 0; lane < lanes; ++lane)
-                low[lane] ^= round_function(high[lane], round_keys_[round + 1]) & low_mask;
+            for (std::size_t i = 0; i < width; ++i)
+                high[i] ^= round_function(low[i], round_keys_[round]) & high_mask;
+            for (std::size_t i = 0; i < width; ++i)
+                low[i] ^= round_function(high[i], round_keys_[round + 1]) & low_mask;
         }
         std::size_t kept = 0;
-        for (std::size_t lane = 0; lane < used; ++lane) {
-            const std::uint64_t value = (high[lane] << low_bits_) | low[lane];
-            const std::size_t place = places[lane];
-            elements[place] = add_modulo(value, last_shift_, size_);  // overwritten later if it is kept
+        for (std::size_t i = 0; i < used; ++i) {
+            const std::uint64_t value = (high[i] << low_bits_) | low[i];
+            const std::size_t output = outputs[i];
+            elements[output] = add_modulo(value, last_shift_, size_);  // overwritten later if it is kept
             values[kept] = value;
-            places[kept] = place;
+            outputs[kept] = output;
             kept += value >= size_ ? 1 : 0;
         }
         used = kept;

@@ -63,7 +63,7 @@ struct tensor_request {
     /// The part of the tensor to load. Only this part is read. Gaps of less than 3 KiB in it may be read
     /// too, and the kernel may read ahead across gaps of up to 16 KiB. Of a chunked HDF5 dataset, only the
     /// chunks with elements of the part are read. A .npz member that the CPU decodes or reorders is read as a
-    /// whole, and of a dataset that only libhdf5 can read, all rows of the part.
+    /// whole. Of a dataset that only libhdf5 can read, the rows of the part are read as a whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to, as `pinflow convert --dtype` does: from booleans, integers and
     /// floats of up to 8 bytes to such types, little-endian. A GPU casts floats to floats itself. The CPU
@@ -77,7 +77,8 @@ struct tensor_request {
     /// other work on this memory must have finished. After an error it may be half written. Destinations must
     /// not overlap. Null: the load allocates memory.
     std::byte* destination = nullptr;
-    /// Restricts other axes, too: the part is a box. At most one slice for each axis, in any order.
+    /// Slices along further axes, or along all of them if `slice` is empty; in any order, and at most one for
+    /// each axis. The part is then a box.
     std::vector<tensor_slice> further_slices = {};  // NOLINT(readability-redundant-member-init): g++ wants it
 };
 
@@ -243,8 +244,8 @@ class tensor_files {
     /// and all memory is freed. Tensors that are links to one HDF5 dataset are transferred once, count
     /// once in the report, and share memory, unless they have a destination, different slices or types.
     /// @throws as `tensor` for a name; invalid_argument also for a slice outside its axis, two slices along
-    /// one axis, a type that the
-    /// elements cannot be cast to, a tensor that is requested twice, and destinations that overlap.
+    /// one axis, a type that the elements cannot be cast to, a tensor that is requested twice, and
+    /// destinations that overlap.
     /// @throws data_changed for a file that has changed since it was opened (a safetensors file may be
     /// replaced, unless such files hold half of the descriptors that input_files may have); format_error for
     /// one whose content is damaged; system_failure; device_error if a GPU is out of memory.

@@ -103,8 +103,9 @@ struct pin_run {
 /// memory (with oneTBB's workers if the memory is writable). `covers` says at any time whether bytes can be
 /// copied already. A failed registration throws nothing: `report` has the reason, and `require` throws it.
 /// Pages that pinflow has already registered for another object are counted as registered, and not registered
-/// again. So are pages of memory within one allocation or registration of other code, such as a pinned tensor
-/// of PyTorch; they must stay page-locked. The first object for a CUDA device takes some device memory: see
+/// again. Memory that other code has page-locked in one allocation or registration, such as a pinned tensor
+/// of PyTorch, also counts as registered, but not the pages of a file. It must stay page-locked while this
+/// object exists, which leaves it so. The first object for a CUDA device takes some device memory: see
 /// pinned_buffer.
 ///
 /// Copies must have finished before destruction. The destructor stops the threads (which takes about as long

@@ -33,7 +33,8 @@ class page_locker {
     virtual ~page_locker() = default;
     /// Registers whole pages. `read_only` is for pages that the device must not write, such as pages of a
     /// file.
-    /// @return nothing if the pages are registered. A refusal by the system is returned, not thrown.
+    /// @return nothing if the pages are registered, or page-locked by other code: `unlock` leaves these
+    /// locked. A refusal by the system is returned, not thrown.
     virtual std::optional<pin_refusal> lock(std::span<const std::byte> pages, bool read_only) = 0;
     /// @return false if the pages may still be locked. They must then stay mapped for good.
     virtual bool unlock(std::span<const std::byte> pages) noexcept = 0;

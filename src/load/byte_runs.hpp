@@ -29,9 +29,9 @@ struct byte_runs {
 
     bool is_contiguous() const { return count == 1 && groups.empty(); }
     std::uint64_t gap_bytes() const { return stride_bytes - size_bytes; }
-    /// The elements of a group.
+    /// The bytes of a group, without gaps.
     std::uint64_t group_bytes() const { return count * size_bytes; }
-    /// Where a byte of the part lies, from `first_bytes` on.
+    /// The offset from `first_bytes` of a byte of the part.
     std::uint64_t offset_of(std::uint64_t byte) const;
 };
 
@@ -47,13 +47,13 @@ byte_runs runs_of_box(std::span<const std::uint64_t> shape, std::span<const axis
 bool are_long(const byte_runs& runs);
 /// Whether each group has so many bytes that it is worth a strided copy of its own.
 bool has_large_groups(const byte_runs& runs);
-/// Whether the copy engine takes these runs from registered pages: they are long enough, and registering does
-/// not cost too much.
+/// Whether the copy engine takes these runs from registered pages: groups are large, runs are long enough,
+/// and registering does not cost too much.
 bool can_copy_runs(const byte_runs& runs);
 /// The longest gap whose pages are registered, too.
 std::uint64_t max_registered_gap_bytes();
 /// Whether runs for a GPU are read into a staging buffer with the gaps between them, and leave it in a
-/// strided copy.
+/// strided copy. Only if groups are large.
 bool reads_gaps(const byte_runs& runs);
 /// Whether runs are read with the gaps between them if the CPU then copies them once more.
 bool reads_and_drops_gaps(const byte_runs& runs);

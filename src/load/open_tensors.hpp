@@ -12,8 +12,8 @@
 namespace pinflow::detail {
 
 /// Opens the files by their headers, in parallel.
-/// @param names load_options::names. If it is one name, an HDF5 file that is the only one is not searched for
-/// other datasets.
+/// @param names load_options::names. With one name and one HDF5 file, other datasets are not listed if
+/// find_listed_dataset finds it.
 /// @throws as the constructor of tensor_files.
 std::shared_ptr<opened_tensors> open_tensors(std::vector<std::filesystem::path> paths,
                                              std::span<const std::string> names = {});

@@ -41,7 +41,7 @@ class tensor_reader {
  public:
     /// @param is_on_host whether elements go to memory of the host device. Short runs of slices are then
     /// copied from the file's pages, if they are in the page cache and the fault guard is installed. For a
-    /// GPU, only those of small slices are.
+    /// GPU, only those of parts of at most 1 MiB are.
     tensor_reader(const opened_tensors& opened, const load_plan& plan, bool is_on_host = false)
         : opened_(opened), plan_(plan), is_on_host_(is_on_host) {}
     tensor_reader(const tensor_reader&) = delete;

@@ -115,7 +115,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
 void exchange_state::page_lock() {
     const row_table& table = setup_.table;
     const row_exchange_options& options = setup_.options;
-    // a registration of a file's pages by someone else does not count: it may end
+    // a registration of a file's pages by other code does not count: it may end
     const bool may_go = setup_.is_file_backed() && setup_.device.kind() != device_kind::host;
     if (!may_go && setup_.device.backend().reaches(table.data(), table.size_bytes())) return;
     if (options.route == row_route::staged) {

@@ -144,7 +144,8 @@ class OpenTest(Folder):
             pinflow.convert(self.path("a.npy"), self.path("a.h5"), "--deflate", "1")
             array = pinflow.open(self.path("a.h5"), "data")
             for key in (np.s_[:, 7], np.s_[3, 10:20, 5:9], np.s_[5:250, :, -1], np.s_[..., 2:50:3], np.s_[1, 2, 3],
-                        np.s_[::7, 3:5], np.s_[::2, 4], np.s_[::-1, 3, 5], np.s_[::150, 1:69], np.s_[4:4, 1:3], np.s_[-1, ::-1, 3], np.s_[[1, 5], 3:6], np.s_[9:2:-2, 0]):
+                        np.s_[::7, 3:5], np.s_[::2, 4], np.s_[::-1, 3, 5], np.s_[::150, 1:69], np.s_[4:4, 1:3],
+                        np.s_[-1, ::-1, 3], np.s_[[1, 5], 3:6], np.s_[9:2:-2, 0]):
                 with self.subTest((dtype, key)):
                     np.testing.assert_array_equal(array[key], values[key])
                     self.assertEqual(np.shape(array[key]), values[key].shape)

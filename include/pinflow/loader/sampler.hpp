@@ -38,8 +38,8 @@ class permutation {
     std::uint64_t size() const noexcept { return size_; }
     /// The element at `position` (below `size`).
     std::uint64_t operator()(std::uint64_t position) const noexcept;
-    /// Writes the elements at `first`, first + 1, ... to `elements`; no position may be past the end. Takes
-    /// half the time of single calls.
+    /// Writes the elements at `first`, first + 1, ... to `elements`. `first + elements.size()` must be at
+    /// most size(). Takes about half the time of calls for single positions.
     void elements_at(std::uint64_t first, std::span<std::uint64_t> elements) const noexcept;
     /// The position of `element` (below `size`): the inverse, at the same expected cost.
     std::uint64_t position_of(std::uint64_t element) const noexcept;

@@ -43,8 +43,9 @@ class locker final : public page_locker {
             status = primary_.run([&] { return host_device_pointer(device_pointer, data); });
         }
         if (status == cudaSuccess && device_pointer == data) return {};
-        // what cudaHostRegister says of registered and of allocated page-locked memory. A registration of a
-        // file's pages does not count: it may end before the file is closed.
+        // cudaHostRegister returns these for memory that is registered, and for memory of cudaHostAlloc. A
+        // registration of read-only pages, such as those of a file, does not count: it may end before the
+        // file is closed.
         const bool may_be_locked_by_others =
             status == cudaErrorHostMemoryAlreadyRegistered || status == cudaErrorInvalidValue;
         if (may_be_locked_by_others && !read_only && !registered && are_locked_by_others(pages)) {
@@ -92,7 +93,7 @@ class locker final : public page_locker {
     const context& context_;
     bool read_only_supported_ = false;
     std::mutex mutex_;
-    std::set<const void*> locked_by_others_;  ///< the first pages, which `unlock` leaves locked
+    std::set<const void*> locked_by_others_;  ///< the addresses of pages that `unlock` leaves locked
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ unsigned lanes_for(std::uint64_t row_size_bytes) noexcept {
 /// moved in pieces, by several groups of threads. With one row for each group, and a few left for the next
 /// turn, most groups would wait for the last ones.
 constexpr std::uint64_t min_waves = 8;
-constexpr std::uint64_t min_piece_bytes = 1024;
+constexpr std::uint64_t min_piece_bytes = 1024;  ///< rows up to this size are moved whole
 /// The size of pieces is a multiple of it: what a group moves at a time.
 constexpr std::uint64_t piece_alignment = 512;
 

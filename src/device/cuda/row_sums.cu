@@ -28,8 +28,8 @@ struct accumulator<half_bits> : small_accumulator<half_bits> {};
 template <>
 struct accumulator<bfloat16_bits> : small_accumulator<bfloat16_bits> {};
 
-/// Each index has a group of threads. The group of the first of equal indices adds up the rows of all of
-/// them.
+/// Each row, or piece of a row, has a group of threads. The groups of the first of equal indices add up the
+/// rows of all of them.
 template <typename Value>
 __global__ void __launch_bounds__(row_threads) scatter_sum(row_launch launch) {
     const row_transfer& work = launch.transfer;

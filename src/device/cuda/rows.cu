@@ -6,8 +6,9 @@
 // The link limits these kernels; for small rows of large tables, address translation does. Few blocks are
 // as fast as many, or faster, if rows are taken in the order of their addresses and enough loads are in
 // flight (measured: samples/bench/RESULTS.md). Here each group of threads loads up to 512 bytes of each of
-// four rows at once. Accesses to device memory cost nothing beside the link. Rows of the table are read in
-// aligned words of 16 bytes, and written in such words if the row covers them. All indices are 64 bits wide.
+// four rows, or pieces of rows, at once. Accesses to device memory cost nothing beside the link. Rows of the
+// table are read in aligned words of 16 bytes, and written in such words if the row covers them. All indices
+// are 64 bits wide.
 
 namespace pinflow::detail::cuda {
 
@@ -37,9 +38,9 @@ __global__ void __launch_bounds__(row_threads)
     *errors.found = found;
 }
 
-/// Moves `rows_at_once` rows with a group of `lanes` threads. `begin_row(k)` returns the number of words of
-/// the k-th row, or 0 to skip it. At each step, a thread loads at most one word of every row, with
-/// load(k, word). Then it stores these words, with store(k, word, value).
+/// Moves `rows_at_once` rows, or pieces of rows, with a group of `lanes` threads. `begin_row(k)` returns the
+/// number of words of the k-th row, or 0 to skip it. At each step, a thread loads at most one word of every
+/// row, with load(k, word). Then it stores these words, with store(k, word, value).
 ///
 /// The link moves whole lines of 128 bytes. If a row takes several steps, its steps begin at lines, the first
 /// one words_before(k) words before the row. Otherwise two steps would share a line, which would cross the

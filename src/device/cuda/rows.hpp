@@ -16,13 +16,13 @@ constexpr unsigned gather_threads(bool aligned) {
     return aligned ? 896 : 512;
 }
 
-/// Rows that a group of threads has in flight.
+/// Rows, or pieces of rows, that a group of threads has in flight.
 inline constexpr unsigned rows_at_once = 4;
 
 /// How a gather and a scatter of one table keep pace while both run. Each takes rows in the order of their
 /// addresses. While they are close together, they share the GPU's translations of addresses, which limit
-/// small rows of large tables. So the one that leads waits before it begins more rows. Sums of rows do not
-/// keep pace.
+/// small rows of large tables. So the one that leads waits before it begins more rows. Sums of rows, and
+/// kernels that move pieces, do not keep pace.
 struct row_pace {
     static constexpr unsigned nap_ns = 250;
 
@@ -35,14 +35,13 @@ struct row_pace {
     unsigned max_naps = 0;  ///< the most naps of one wait; 0: the kernel does not keep pace
 };
 
-/// Arguments of a kernel. A group of `lanes` threads moves a row, 16 bytes per thread at a time. `lanes` is a
-/// power of two up to 32.
+/// Arguments of a kernel. A group of `lanes` threads moves a row, or a piece of one, 16 bytes per thread at a
+/// time. `lanes` is a power of two up to 32.
 struct row_launch {
     row_transfer transfer;
     unsigned lanes = 32;
     row_pace pace;
-    // for the kernels that move rows in pieces: all pieces have `piece_bytes`, but the last one may have less
-    std::uint64_t piece_bytes = 0;
+    std::uint64_t piece_bytes = 0;  ///< of all pieces but the last one of a row; unused if there is one
     unsigned pieces_of_row = 1;
 };
 

@@ -149,7 +149,7 @@ void opened_array::check_same(const dtype& type, const shape_vector& shape) cons
     throw data_changed(fmt::format("'{}' has been changed or replaced since it was opened", path_));
 }
 
-/// A stream of the file at the path. Null if it is no longer the file whose rows are open.
+/// A stream of the dataset. Null if the file cannot be opened or decoded, or has changed.
 std::unique_ptr<detail::element_stream> opened_array::stream_of_part() const {
     constexpr std::uint64_t memory_bytes = std::uint64_t{16} << 20;
     try {

@@ -66,18 +66,18 @@ class opened_array {
     std::string reason_;
     std::string label_;
     std::string path_;  ///< of elements that are decoded later; empty if they are gathered from the rows
-    std::filesystem::path absolute_path_;  ///< for another working directory
+    std::filesystem::path absolute_path_;  ///< valid after the working directory has changed
     bool has_boxes_ = false;               ///< it is an HDF5 dataset, of which read_box may read parts
     std::string name_;
     std::string listed_name_;  ///< as list_arrays has it
-    file_identity identity_;   ///< of the file at `path_`
+    file_identity identity_;   ///< of the file
     std::shared_ptr<const row_source> rows_;
     std::string no_rows_reason_;
     std::optional<array> elements_;
     mutable std::mutex mutex_;
     mutable std::optional<array> decoded_;
     mutable std::mutex stored_mutex_;
-    mutable std::unique_ptr<detail::element_file> stored_;  ///< the file at `path_`, for read_box
+    mutable std::unique_ptr<detail::element_file> stored_;  ///< the file, for read_box
 };
 
 void bind_arrays(nanobind::module_& module);

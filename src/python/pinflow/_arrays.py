@@ -120,9 +120,9 @@ class Array:
     def __getitem__(self, key: Any) -> Any:
         """Elements by numpy's rules: a view if the array is mapped or was opened in memory. Otherwise, a number, a slice
         or row numbers as the first index read or decode only those rows at each access, also after `numpy.asarray` has
-        decoded everything. Of a chunked HDF5 dataset, numbers and slices along other axes are read without the rest,
-        too: only chunks with elements of the box around the selected ones are decoded. But the first access to a
-        compressed .npz member decodes all of it."""
+        decoded everything. Of a chunked HDF5 dataset, numbers and slices along other axes also restrict what is
+        decoded: the chunks with elements of the box around the selection, or whole rows if these have fewer bytes. But
+        the first access to a compressed .npz member decodes all of it."""
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
         part = self._part(key)
@@ -156,7 +156,7 @@ class Array:
         steps = rest[0].step if isinstance(rest[0], slice) else None
         chosen_rows = -(-lengths[0] // abs(steps or 1))
         if math.prod(lengths) > chosen_rows * math.prod(self.shape[1:]):
-            return None  # a few of many rows: whole, they are less than the box
+            return None  # with a large step, the chosen rows have fewer bytes than the box
         out = numpy.empty(lengths, dtype=self.dtype.newbyteorder("<"))  # as they are read
         if not self._array.read_box([begin for begin, _ in ranges], lengths, bytes_of(out)):
             return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import numbers
 from typing import Any, List, Optional, Sequence, Tuple
 
@@ -24,7 +23,7 @@ def box_of(key: Any, shape: Sequence[int]) -> Optional[Tuple[List[Tuple[int, int
     before, after = (keys[:dots[0]], keys[dots[0] + 1:]) if dots else (keys, ())
     given = len(before) + len(after)
     if given > len(shape):
-        raise IndexError(f"{given} indices for a tensor of {len(shape)} axes")
+        raise IndexError(f"{given} indices were given for an array of shape {tuple(shape)}")
     ranges: List[Tuple[int, int]] = []
     rest: List[Any] = []
     for each, length in zip((*before, *(slice(None),) * (len(shape) - given), *after), shape):

@@ -68,7 +68,8 @@ def spelling_of(dtype: Any) -> str:
     if known.name not in BEYOND_NUMPY:
         return str(known.str)
     if not known.isnative:
-        raise InvalidArgument(f"elements of {known.name} of another byte order than this machine's are not supported")
+        raise InvalidArgument(f"elements of {known.name} have another byte order than this machine: convert them with "
+                              f"astype(ml_dtypes.{known.name})")
     return str(known.name)
 
 

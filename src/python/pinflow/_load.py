@@ -113,8 +113,8 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
     members of a .npz file that are no arrays, the types F4 and F6 of safetensors, and as PyTorch tensors also strings,
     dates, structured types and other types that PyTorch lacks. Select the others by `names`: `pinflow.list` gives those
-    that cannot be loaded the dtype None. All datasets of an HDF5 file are listed first, which takes 50 us each, unless it
-    is the only file and `names` is the name of one dataset.
+    that cannot be loaded the dtype None. All datasets of an HDF5 file are listed first, which takes 50 us each. Exception: it
+    is the only file, `names` is the name of one dataset, and no other link leads to a group on its path.
 
     Links to one HDF5 dataset share memory: writing to one changes the other. The CRC-32 of uncompressed .npz
     members is not checked.

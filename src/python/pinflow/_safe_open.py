@@ -55,14 +55,14 @@ class TensorSlice:
         Of a chunked HDF5 dataset, only chunks with elements of the part are decoded. A .npz member that must be decoded
         or reordered is read whole.
 
-        On the CPU, numbers and slices that select 1 MiB or more give a view of a private mapping of the file if the tensor
-        can be mapped (see `load_files`): nothing is read until it is used, it need not be contiguous, and torch.save
-        writes the whole tensor unless the view is cloned. So do slices of 64 KiB or more along the first axis. Smaller
-        parts are read, and so are all parts while tensors have 8192 mappings, but for 1 MiB or more along the first axis.
+        On the CPU, the result is a view of a private mapping of the file if the tensor can be mapped (see `load_files`) and
+        what would be read has 1 MiB or more (64 KiB if only the first axis is restricted): nothing is read until it is
+        used, it need not be contiguous, and torch.save writes the whole tensor unless the view is cloned. While tensors
+        have 8192 mappings, all parts are read, except 1 MiB or more along the first axis.
 
         Raises:
             IndexError: as for a numpy array.
-            Unsupported: with framework='dlpack', the key has more than slices of step 1.
+            Unsupported: with framework='dlpack', the key has anything but slices of step 1 and an Ellipsis.
         """
         opened = self._opened
         whole: Request = (self._name, [], "")
