@@ -106,13 +106,15 @@ class Trial:
         return f"{self.folder}/{name}.npz:x"
 
     def index(self, shape):
-        """Numbers, slices of step 1 and an ellipsis for the first axes."""
+        """Numbers, slices of step 1, a list of numbers and an ellipsis for the first axes."""
         chosen = []
         for length in shape[:self.random.randint(0, len(shape))]:
             if length and self.chance(0.3):
                 chosen.append(self.random.randrange(-length, length))
             elif self.chance(0.1):
                 return (*chosen, Ellipsis)
+            elif length and self.chance(0.15) and not any(isinstance(each, list) for each in chosen):
+                chosen.append([self.random.randrange(-length, length) for _ in range(self.random.randint(0, 3))])
             else:
                 chosen.append(slice(*(self.random.choice([None, self.random.randint(-length - 2, length + 2)])
                                       for _ in range(2))))

@@ -153,10 +153,14 @@ class Array:
             return None
         ranges, rest = selected
         lengths = [end - begin for begin, end in ranges]
-        steps = rest[0].step if isinstance(rest[0], slice) else None
-        chosen_rows = -(-lengths[0] // abs(steps or 1))
+        first = rest[0]
+        chosen_rows = lengths[0]
+        if isinstance(first, slice):
+            chosen_rows = -(-lengths[0] // abs(first.step or 1))
+        elif isinstance(first, numpy.ndarray):
+            chosen_rows = first.size
         if math.prod(lengths) > chosen_rows * math.prod(self.shape[1:]):
-            return None  # with a large step, the chosen rows have fewer bytes than the box
+            return None  # rows far apart: they have fewer bytes than the box
         out = numpy.empty(lengths, dtype=self.dtype.newbyteorder("<"))  # as they are read
         if not self._array.read_box([begin for begin, _ in ranges], lengths, bytes_of(out)):
             return None

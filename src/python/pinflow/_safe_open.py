@@ -50,10 +50,10 @@ class TensorSlice:
         return FORMAT_NAMES.get(spelling, spelling)
 
     def __getitem__(self, key: Any) -> Any:
-        """The elements that `key` selects. Numbers and slices restrict what is read: along each axis, from the first
-        selected index to the last one. With any other key, such as None, a list or a mask, the whole tensor is read.
-        Of a chunked HDF5 dataset, only chunks with elements of the part are decoded. A .npz member that must be decoded
-        or reordered is read whole.
+        """The elements that `key` selects. Numbers, slices and lists of numbers restrict what is read: along each axis,
+        from the first selected index to the last one. With any other key, such as None or a mask, the whole tensor is
+        read. Of a chunked HDF5 dataset, only chunks with elements of the part are decoded. A .npz member that must be
+        decoded or reordered is read whole.
 
         On the CPU, the result is a view of a private mapping of the file if the tensor can be mapped (see `load_files`) and
         what would be read has 1 MiB or more (64 KiB if only the first axis is restricted): nothing is read until it is
