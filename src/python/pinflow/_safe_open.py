@@ -17,7 +17,7 @@ from ._load import Request, Slice, deliver, framework_of, is_name, load_with, pa
 from ._tensor_types import FORMAT_NAMES
 
 #: Reading a smaller part is faster than mapping the tensor, since each of its pages that is used costs a page fault.
-_MIN_VIEW_BYTES = 1 << 20
+_MIN_VIEW_BYTES = 4 << 20
 
 
 class TensorSlice:
@@ -56,7 +56,7 @@ class TensorSlice:
         decoded or reordered is read whole.
 
         On the CPU, the result is a view of a private mapping of the file if the tensor can be mapped (see `load_files`) and
-        what would be read has 1 MiB or more (64 KiB if only the first axis is restricted): nothing is read until it is
+        what would be read has 4 MiB or more (64 KiB if only the first axis is restricted): nothing is read until it is
         used, it need not be contiguous, and torch.save writes the whole tensor unless the view is cloned. While tensors
         have 8192 mappings, all parts are read, except 1 MiB or more along the first axis.
 
