@@ -48,9 +48,15 @@ class in_this_process final : public hdf5_access {
     hdf5_read_function reader(std::shared_ptr<const input_file> file,
                               const hdf5_description& description) override {
         const auto opened = std::make_shared<const hdf5_library_reader>(std::move(file), description);
-        return [opened](std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination) {
+        const auto read_rows = [opened](std::uint64_t first_row, std::uint64_t count,
+                                        std::span<std::byte> destination) {
             opened->read(first_row, count, destination);
         };
+        if (!opened->reads_boxes()) return read_rows;
+        return {
+            read_rows,
+            [opened](std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                     std::span<std::byte> destination) { opened->read_box(first, lengths, destination); }};
     }
 };
 

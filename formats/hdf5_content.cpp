@@ -130,6 +130,7 @@ class plain_content : public hdf5_content {
                            std::span<std::byte> destination) const = 0;
     const hdf5_description& description() const noexcept { return *description_; }
     std::uint64_t row_bytes() const noexcept { return row_bytes_; }
+    const swap_plan& swap() const noexcept { return swap_; }
 
  private:
     std::shared_ptr<const hdf5_description> description_;
@@ -176,6 +177,13 @@ class library_content final : public plain_content {
     }
     std::string no_extents_reason() const override {
         return fmt::format("is read by libhdf5: {}", description().library_reason);
+    }
+    bool reads_boxes() const noexcept override { return library_.reads_boxes(); }
+    void read_box(std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                  std::span<std::byte> destination) const override {
+        if (destination.empty()) return;
+        library_.read_box(first, lengths, destination);
+        swap().apply(destination);
     }
 
  protected:

@@ -83,9 +83,15 @@ kept_reader::~kept_reader() {
 
 hdf5_read_function keep_hdf5_reader(std::shared_ptr<hdf5_access> access, const hdf5_dataset& dataset) {
     const auto kept = std::make_shared<const kept_reader>(std::move(access), dataset);
-    return [kept](std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination) {
+    const auto read_rows = [kept](std::uint64_t first_row, std::uint64_t count,
+                                  std::span<std::byte> destination) {
         (*kept->open())(first_row, count, destination);
     };
+    if (!kept->open()->reads_boxes()) return read_rows;
+    return {read_rows, [kept](std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                              std::span<std::byte> destination) {
+                kept->open()->read_box(first, lengths, destination);
+            }};
 }
 
 }  // namespace pinflow::detail

@@ -83,9 +83,18 @@ class hdf5_library_reader {
     /// and dataset.
     /// @throws system_failure, data_changed if a chunk cannot be read from the file; std::bad_alloc.
     void read(std::uint64_t first_row, std::uint64_t row_count, std::span<std::byte> destination) const;
+    /// Whether read_box works: the dataset has axes, and its elements are no arrays.
+    bool reads_boxes() const noexcept;
+    /// Fills `destination` with a box, `lengths` elements along each axis from `first` on, in C order.
+    /// @throws as `read`.
+    void read_box(std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                  std::span<std::byte> destination) const;
 
  private:
     struct state;
+    template <typename Work>
+    void locked(Work work) const;
+
     std::unique_ptr<state> state_;
 };
 

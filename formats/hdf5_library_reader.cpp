@@ -72,9 +72,9 @@ class chunk_check {
           filters_(description_.filters,
                    element_count(description_.chunk_shape) * description_.dtype.size_bytes()) {}
 
-    /// Checks the chunks that hold parts of the rows. `lengths` and `type` are those of the dataset itself.
-    void check_rows(std::uint64_t first_row, std::uint64_t count, std::span<const ::hsize_t> lengths,
-                    const type_handle& type);
+    /// Checks the chunks that hold parts of a box. `lengths` and `type` are those of the dataset itself.
+    void check_box(std::span<const ::hsize_t> begin, std::span<const ::hsize_t> block,
+                   std::span<const ::hsize_t> lengths, const type_handle& type);
 
  private:
     void check(std::span<const ::hsize_t> position, std::span<const ::hsize_t> lengths,
@@ -97,31 +97,31 @@ class chunk_check {
     object_handle forgetful_dataset_;
 };
 
-void chunk_check::check_rows(std::uint64_t first_row, std::uint64_t count, std::span<const ::hsize_t> lengths,
-                             const type_handle& type) {
+void chunk_check::check_box(std::span<const ::hsize_t> begin, std::span<const ::hsize_t> block,
+                            std::span<const ::hsize_t> lengths, const type_handle& type) {
     const shape_vector& chunk_shape = description_.chunk_shape;
-    std::vector<::hsize_t> position(lengths.size(), 0);
-    const std::uint64_t rows = chunk_shape.front();
-    for (position.front() = first_row - first_row % rows; position.front() < first_row + count;
-         position.front() += rows) {
-        std::size_t axis = 0;
-        do {
-            std::uint64_t number = 0;
-            for (std::size_t along = 0; along < lengths.size(); ++along) {
-                const std::uint64_t chunks = (lengths[along] - 1) / chunk_shape[along] + 1;
-                number = number * chunks + position[along] / chunk_shape[along];
-            }
-            if (!good_.contains(number)) {
-                check(position, lengths, type);
-                if (good_.size() == max_remembered) good_.clear();
-                good_.insert(number);
-            }
-            for (axis = lengths.size(); --axis > 0;) {  // the next chunk of the same rows, in C order
-                position[axis] += chunk_shape[axis];
-                if (position[axis] < lengths[axis]) break;
-                position[axis] = 0;
-            }
-        } while (axis > 0);
+    const auto first_along = [&](std::size_t axis) { return begin[axis] - begin[axis] % chunk_shape[axis]; };
+    std::vector<::hsize_t> position;
+    for (std::size_t axis = 0; axis < lengths.size(); ++axis)
+        position.push_back(first_along(axis));
+    for (;;) {
+        std::uint64_t number = 0;
+        for (std::size_t along = 0; along < lengths.size(); ++along) {
+            const std::uint64_t chunks = (lengths[along] - 1) / chunk_shape[along] + 1;
+            number = number * chunks + position[along] / chunk_shape[along];
+        }
+        if (!good_.contains(number)) {
+            check(position, lengths, type);
+            if (good_.size() == max_remembered) good_.clear();
+            good_.insert(number);
+        }
+        std::size_t axis = lengths.size();
+        while (axis-- > 0) {  // the next chunk, in C order
+            position[axis] += chunk_shape[axis];
+            if (position[axis] < begin[axis] + block[axis]) break;
+            position[axis] = first_along(axis);
+        }
+        if (axis == std::size_t(-1)) return;
     }
 }
 
@@ -190,6 +190,7 @@ struct hdf5_library_reader::state {
     std::string name;
     std::uint64_t row_count = 1;
     std::uint64_t row_bytes = 0;
+    shape_vector shape;  ///< with the axes of an array type
     // closed in reverse order
     std::optional<hdf5::open_file> opened;
     hdf5::object_handle dataset;
@@ -200,7 +201,10 @@ struct hdf5_library_reader::state {
 
     void open(const hdf5_description& description, hdf5_unverified_chunks unverified);
     void read(std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination);
-    std::uint64_t rows_at_once(std::uint64_t first_row) const noexcept;
+    void read_box(std::vector<::hsize_t> begin, std::vector<::hsize_t> block,
+                  std::span<std::byte> destination);
+    std::uint64_t rows_at_once(std::span<const ::hsize_t> begin,
+                               std::span<const ::hsize_t> block) const noexcept;
 };
 
 void hdf5_library_reader::state::open(const hdf5_description& description,
@@ -234,6 +238,7 @@ hdf5_library_reader::hdf5_library_reader(std::shared_ptr<const input_file> file,
     state_->file = file;  // not moved: error messages need `file` after state_ is reset
     hdf5::naming(*file, [&] {
         state_->name = description.name;
+        state_->shape = description.shape;
         if (!description.shape.empty()) state_->row_count = description.shape.front();
         const std::uint64_t size_bytes = payload_bytes(description);
         state_->row_bytes = state_->row_count == 0 ? 0 : size_bytes / state_->row_count;
@@ -271,27 +276,52 @@ void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t cou
     }
     std::vector<::hsize_t> begin(lengths.size());
     std::vector<::hsize_t> block = lengths;
-    for (begin.front() = first_row; count > 0; begin.front() += block.front()) {
-        block.front() = std::min(count, rows_at_once(begin.front()));
-        if (chunks) chunks->check_rows(begin.front(), block.front(), lengths, type);
+    begin.front() = first_row;
+    block.front() = count;
+    read_box(std::move(begin), std::move(block), destination);
+}
+
+void hdf5_library_reader::state::read_box(std::vector<::hsize_t> begin, std::vector<::hsize_t> block,
+                                          std::span<std::byte> destination) {
+    std::uint64_t count = block.front();
+    const std::uint64_t band_bytes = destination.size() / count;  // of one index of the first axis
+    for (; count > 0; begin.front() += block.front()) {
+        block.front() = count;
+        block.front() = std::min(count, rows_at_once(begin, block));
+        if (chunks) chunks->check_box(begin, block, lengths, type);
         hdf5::read_box(dataset, type, lengths, begin, block, destination.data());
-        destination = destination.subspan(static_cast<std::size_t>(block.front() * row_bytes));
+        destination = destination.subspan(static_cast<std::size_t>(block.front() * band_bytes));
         count -= block.front();
     }
 }
 
-/// The number of rows to read at once from `first_row` on. Reading many chunks at once is far slower per
-/// chunk: 10 times for 10^6 chunks.
-std::uint64_t hdf5_library_reader::state::rows_at_once(std::uint64_t first_row) const noexcept {
+/// The number of rows of a box to read at once. Reading many chunks at once is far slower per chunk: 10 times
+/// for 10^6 chunks.
+std::uint64_t hdf5_library_reader::state::rows_at_once(std::span<const ::hsize_t> begin,
+                                                       std::span<const ::hsize_t> block) const noexcept {
     constexpr std::uint64_t max_chunks = 1024;
     if (chunk_lengths.empty()) return row_count;
     std::uint64_t chunks_per_band = 1;
-    for (std::size_t axis = 1; axis < lengths.size(); ++axis)
-        chunks_per_band *= (lengths[axis] - 1) / chunk_lengths[axis] + 1;
+    for (std::size_t axis = 1; axis < lengths.size(); ++axis) {
+        const std::uint64_t last = begin[axis] + block[axis] - 1;
+        chunks_per_band *= last / chunk_lengths[axis] - begin[axis] / chunk_lengths[axis] + 1;
+    }
     const std::uint64_t bands = std::max<std::uint64_t>(max_chunks / chunks_per_band, 1);
     std::uint64_t rows = 0;
     if (!multiply(bands, chunk_lengths.front(), rows)) return row_count;
-    return rows - first_row % chunk_lengths.front();  // up to the end of a chunk
+    return rows - begin.front() % chunk_lengths.front();  // up to the end of a chunk
+}
+
+/// Calls `work` while the library is locked. Messages name path and dataset.
+template <typename Work>
+void hdf5_library_reader::locked(Work work) const {
+    const hdf5::library_lock lock;
+    try {
+        work();
+    } catch (const format_error& failure) {
+        throw format_error(fmt::format("cannot read the dataset {} of '{}': {}", quote(state_->name),
+                                       state_->file->path(), failure.what()));
+    }
 }
 
 void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,
@@ -305,13 +335,33 @@ void hdf5_library_reader::read(std::uint64_t first_row, std::uint64_t row_count,
             row_count, first_row, quote(of.name), destination.size(), of.row_count, of.row_bytes));
     }
     if (destination.empty()) return;
-    const hdf5::library_lock lock;
-    try {
-        of.read(first_row, row_count, destination);
-    } catch (const format_error& failure) {
-        throw format_error(fmt::format("cannot read the dataset {} of '{}': {}", quote(of.name),
-                                       of.file->path(), failure.what()));
+    locked([&] { of.read(first_row, row_count, destination); });
+}
+
+bool hdf5_library_reader::reads_boxes() const noexcept {
+    return !state_->lengths.empty() && state_->lengths.size() == state_->shape.size();
+}
+
+void hdf5_library_reader::read_box(std::span<const std::uint64_t> first,
+                                   std::span<const std::uint64_t> lengths,
+                                   std::span<std::byte> destination) const {
+    state& of = *state_;
+    bool is_inside = reads_boxes() && first.size() == of.shape.size() && lengths.size() == of.shape.size();
+    std::uint64_t size_bytes = is_inside ? of.row_count * of.row_bytes : 0;  // becomes that of the box
+    for (std::size_t axis = 0; is_inside && axis < first.size(); ++axis) {
+        is_inside = first[axis] <= of.shape[axis] && lengths[axis] <= of.shape[axis] - first[axis];
+        if (size_bytes != 0) size_bytes = size_bytes / of.shape[axis] * lengths[axis];
     }
+    if (!is_inside || size_bytes != destination.size())
+        throw invalid_argument(fmt::format(
+            "cannot read a box of the dataset {} into {} bytes: its shape is {}, in rows of {} bytes",
+            quote(of.name), destination.size(), to_string(of.shape), of.row_bytes));
+    if (destination.empty()) return;
+    locked([&] {
+        // the library may leave unwritten elements unchanged
+        std::ranges::fill(destination, std::byte{});
+        of.read_box({first.begin(), first.end()}, {lengths.begin(), lengths.end()}, destination);
+    });
 }
 
 }  // namespace pinflow::detail

@@ -213,34 +213,63 @@ void block_elements::read(std::span<std::byte> destination) {
     }
 }
 
-/// Blocks of whole rows, for datasets whose rows are small or cannot be split.
+/// Blocks of whole rows, for datasets whose rows are small or cannot be split. If the content reads boxes,
+/// only the selected part of each row is read.
 class row_elements final : public block_elements {
  public:
     row_elements(const hdf5_dataset& dataset, std::uint64_t memory_bytes)
         : block_elements(dataset),
           content_(open_with_memory(dataset, {})),
-          row_count_(shape().empty() ? 1 : shape()[0]),
-          row_bytes_(row_count_ == 0 ? 0 : size_bytes() / row_count_),
-          rows_at_once_(std::max<std::uint64_t>(
-              std::max(memory_bytes, min_block_bytes) / std::max<std::uint64_t>(row_bytes_, 1), 1)) {
+          memory_bytes_(std::max(memory_bytes, min_block_bytes)),
+          first_(shape().size(), 0),
+          lengths_(shape()) {
+        if (lengths_.empty()) lengths_ = {1};
+        choose_rows();
         check_fits_memory(dataset, row_bytes_);
+    }
+
+    bool select(std::size_t axis, std::uint64_t begin, std::uint64_t end) override {
+        if (!content_->reads_boxes()) return block_elements::select(axis, begin, end);
+        is_box_ = true;
+        first_[axis] = begin;
+        lengths_[axis] = end - begin;
+        begin_again(element_count(lengths_) * dtype().size_bytes());
+        choose_rows();
+        return true;
     }
 
  protected:
     std::uint64_t item_bytes() const override { return row_bytes_; }
     std::uint64_t block_bytes(std::uint64_t begin) const override {
-        return std::min(rows_at_once_, row_count_ - begin / row_bytes_) * row_bytes_;
+        return std::min(rows_at_once_, lengths_[0] - begin / row_bytes_) * row_bytes_;
     }
     void read_block(std::uint64_t begin, std::span<std::byte> destination) const override {
-        const hdf5_row_run run{begin / row_bytes_, destination.size() / row_bytes_, 0};
-        content_->read({&run, 1}, destination);
+        const std::uint64_t first_row = begin / row_bytes_, count = destination.size() / row_bytes_;
+        if (!is_box_) {
+            const hdf5_row_run run{first_row, count, 0};
+            content_->read({&run, 1}, destination);
+            return;
+        }
+        shape_vector first(first_), lengths(lengths_);
+        first[0] += first_row;
+        lengths[0] = count;
+        content_->read_box(first, lengths, destination);
     }
 
  private:
+    void choose_rows() {
+        row_bytes_ = lengths_[0] == 0 ? 0 : size_bytes() / lengths_[0];
+        rows_at_once_ = std::max<std::uint64_t>(memory_bytes_ / std::max<std::uint64_t>(row_bytes_, 1), 1);
+    }
+
     std::unique_ptr<const hdf5_content> content_;
-    std::uint64_t row_count_;
-    std::uint64_t row_bytes_;
-    std::uint64_t rows_at_once_;
+    std::uint64_t memory_bytes_;
+    bool is_box_ = false;  ///< a part was selected
+    // along every axis: the first index that is delivered, and the number of indices
+    shape_vector first_;
+    shape_vector lengths_;
+    std::uint64_t row_bytes_ = 0;  ///< of what is delivered
+    std::uint64_t rows_at_once_ = 1;
 };
 
 /// The fill value, any number of times.

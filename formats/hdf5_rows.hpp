@@ -1,10 +1,12 @@
 #pragma once
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 
 #include "formats/hdf5_description.hpp"
 #include "formats/hdf5_memory.hpp"
@@ -19,11 +21,38 @@ namespace pinflow::detail {
 
 class hdf5_chunk_reader;
 
-/// Reads `count` rows of a dataset with libhdf5, from `first_row` on, in the byte order of the description
-/// (hdf5_library_reader::read). A dataset without axes is one row. Called from any thread, also from several
-/// at once.
-using hdf5_read_function =
-    std::function<void(std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination)>;
+/// Reads rows of a dataset with libhdf5, and boxes if it can, in the byte order of the description
+/// (hdf5_library_reader). Called from any thread, also from several at once.
+class hdf5_read_function {
+ public:
+    using rows_function =
+        std::function<void(std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination)>;
+    using box_function =
+        std::function<void(std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                           std::span<std::byte> destination)>;
+
+    hdf5_read_function() = default;
+    /// @param box may be empty
+    template <typename Rows>
+        requires std::convertible_to<Rows, rows_function>
+    hdf5_read_function(Rows rows, box_function box = {}) : rows_(std::move(rows)), box_(std::move(box)) {}
+
+    explicit operator bool() const noexcept { return static_cast<bool>(rows_); }
+    /// Reads `count` rows, from `first_row` on. A dataset without axes is one row.
+    void operator()(std::uint64_t first_row, std::uint64_t count, std::span<std::byte> destination) const {
+        rows_(first_row, count, destination);
+    }
+    bool reads_boxes() const noexcept { return static_cast<bool>(box_); }
+    /// Reads `lengths` elements along each axis, from `first` on. Only if it reads boxes.
+    void read_box(std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                  std::span<std::byte> destination) const {
+        box_(first, lengths, destination);
+    }
+
+ private:
+    rows_function rows_;
+    box_function box_;
+};
 
 /// One dataset of an open file.
 struct hdf5_dataset {

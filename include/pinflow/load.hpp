@@ -63,7 +63,7 @@ struct tensor_request {
     /// The part of the tensor to load. Only this part is read. Gaps of less than 3 KiB in it may be read
     /// too, and the kernel may read ahead across gaps of up to 16 KiB. Of a chunked HDF5 dataset, only the
     /// chunks with elements of the part are read. A .npz member that the CPU decodes or reorders is read as a
-    /// whole. Of a dataset that only libhdf5 can read, the rows of the part are read as a whole.
+    /// whole.
     std::optional<tensor_slice> slice = std::nullopt;
     /// The type that the elements are cast to, as `pinflow convert --dtype` does: from booleans, integers and
     /// floats of up to 8 bytes to such types, little-endian. A GPU casts floats to floats itself. The CPU

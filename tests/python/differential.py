@@ -83,12 +83,15 @@ class Trial:
                 field[...] = numbers
         return values
 
-    def hdf5_options(self, shape):
-        options = {}
-        if shape and all(shape) and self.chance(0.7):
-            options = {"chunks": tuple(self.random.randint(1, length) for length in shape), "shuffle": self.chance(0.3),
-                       "compression": self.random.choice([None, "gzip", "lzf"]), "fletcher32": self.chance(0.3)}
-        return options
+    def hdf5_options(self, values):
+        shape = values.shape
+        if not shape or not all(shape) or self.chance(0.3):
+            return {}
+        chunks = tuple(self.random.randint(1, length) for length in shape)
+        if values.dtype.kind in "iu" and self.chance(0.2):
+            return {"chunks": chunks, "scaleoffset": 0}  # which only libhdf5 reads
+        return {"chunks": chunks, "shuffle": self.chance(0.3), "compression": self.random.choice([None, "gzip", "lzf"]),
+                "fletcher32": self.chance(0.3)}
 
     def written(self, name, values, may_transpose=True):
         """Writes an array to a file of a random format. Returns how pinflow names the array."""
@@ -100,7 +103,7 @@ class Trial:
             return f"{self.folder}/{name}.npy"
         if kind == "hdf5":
             with h5py.File(f"{self.folder}/{name}.h5", "w", libver=("earliest", "v110") if self.chance(0.5) else None) as file:
-                file.create_dataset("group/x", data=values, **self.hdf5_options(values.shape))
+                file.create_dataset("group/x", data=values, **self.hdf5_options(values))
             return f"{self.folder}/{name}.h5:group/x"
         (np.savez if kind == "npz" else np.savez_compressed)(f"{self.folder}/{name}.npz", x=values, other=np.arange(3))
         return f"{self.folder}/{name}.npz:x"
@@ -276,7 +279,7 @@ def try_load(trial):
     elif kind == "hdf5":
         with h5py.File(path, "w") as file:
             for name, values in tensors.items():
-                file.create_dataset(name, data=values, **trial.hdf5_options(values.shape))
+                file.create_dataset(name, data=values, **trial.hdf5_options(values))
     else:
         (np.savez if kind == "npz" else np.savez_compressed)(path, **tensors)
     out = f"{trial.folder}/out." + trial.random.choice(["npz", "h5"] if h5py else ["npz"])
