@@ -198,6 +198,12 @@ class library_content final : public plain_content {
 
 }  // namespace
 
+void hdf5_content::read_box(std::span<const std::uint64_t> /*first*/,
+                            std::span<const std::uint64_t> /*lengths*/,
+                            std::span<std::byte> /*destination*/) const {
+    throw unsupported("the dataset is read in rows only");
+}
+
 std::unique_ptr<hdf5_content> open_hdf5_content(const hdf5_dataset& dataset,
                                                 const hdf5_reader_options& options) {
     switch (dataset.description->storage) {

@@ -27,13 +27,12 @@ class hdf5_content {
     /// @throws as hdf5_chunk_reader::read; what the dataset's `library` throws.
     virtual std::chrono::nanoseconds read(std::span<const hdf5_row_run> runs,
                                           std::span<std::byte> destination) const = 0;
-    /// Whether read_box works.
+    /// Whether read_box may be called.
     virtual bool reads_boxes() const noexcept { return false; }
     /// Fills `destination` with a box, `lengths` elements along each axis from `first` on, in C order.
-    /// @throws as `read`.
-    virtual void read_box(std::span<const std::uint64_t> /*first*/,
-                          std::span<const std::uint64_t> /*lengths*/,
-                          std::span<std::byte> /*destination*/) const {}
+    /// @throws as `read`; unsupported if it reads no boxes.
+    virtual void read_box(std::span<const std::uint64_t> first, std::span<const std::uint64_t> lengths,
+                          std::span<std::byte> destination) const;
     /// Returns the rows that the file holds as they are delivered, mapped if the system allows it; usually
     /// there are none. Mappings live as long as this object. Call it once.
     virtual std::vector<row_extent> map_extents() { return {}; }

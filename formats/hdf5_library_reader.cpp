@@ -263,8 +263,6 @@ hdf5_library_reader::~hdf5_library_reader() {
 
 void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t count,
                                       std::span<std::byte> destination) {
-    // the library may leave unwritten elements unchanged
-    std::ranges::fill(destination, std::byte{});
     if (lengths.empty()) {  // one element, whose rows the library cannot tell apart
         std::vector<std::byte> element(static_cast<std::size_t>(row_count * row_bytes));
         hdf5::checked(::H5Dread(dataset.id(), type.id(), H5S_ALL, H5S_ALL, H5P_DEFAULT, element.data()),
@@ -283,6 +281,8 @@ void hdf5_library_reader::state::read(std::uint64_t first_row, std::uint64_t cou
 
 void hdf5_library_reader::state::read_box(std::vector<::hsize_t> begin, std::vector<::hsize_t> block,
                                           std::span<std::byte> destination) {
+    // the library may leave unwritten elements unchanged
+    std::ranges::fill(destination, std::byte{});
     std::uint64_t count = block.front();
     const std::uint64_t band_bytes = destination.size() / count;  // of one index of the first axis
     for (; count > 0; begin.front() += block.front()) {
@@ -357,11 +357,7 @@ void hdf5_library_reader::read_box(std::span<const std::uint64_t> first,
             "cannot read a box of the dataset {} into {} bytes: its shape is {}, in rows of {} bytes",
             quote(of.name), destination.size(), to_string(of.shape), of.row_bytes));
     if (destination.empty()) return;
-    locked([&] {
-        // the library may leave unwritten elements unchanged
-        std::ranges::fill(destination, std::byte{});
-        of.read_box({first.begin(), first.end()}, {lengths.begin(), lengths.end()}, destination);
-    });
+    locked([&] { of.read_box({first.begin(), first.end()}, {lengths.begin(), lengths.end()}, destination); });
 }
 
 }  // namespace pinflow::detail

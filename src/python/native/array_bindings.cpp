@@ -135,6 +135,7 @@ void bind_arrays(nb::module_& module) {
              })
         .def_prop_ro("has_rows", &has_rows)
         .def("read_rows", &read_rows, nb::arg("ids"), nb::arg("out"))
+        .def_prop_ro("has_boxes", &opened_array::has_boxes)
         .def("read_box", &read_box, nb::arg("first"), nb::arg("lengths"), nb::arg("out"))
         .def("__dlpack_device__", [](const opened_array&) { return dlpack_device_of(device::host()); })
         .def(

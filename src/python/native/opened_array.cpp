@@ -74,13 +74,14 @@ std::shared_ptr<opened_array> opened_array::of_name(const std::string& path, con
     std::error_code no_folder;
     made->absolute_path_ = std::filesystem::absolute(path, no_folder);
     if (no_folder) made->absolute_path_ = path;
-    made->has_boxes_ = format_of(path) == file_format::hdf5;
+    const file_format format = format_of(path);
+    made->has_boxes_ = format == file_format::hdf5;
     made->identity_ = input_file(path).identity();
     made->name_ = name;
     made->listed_name_ = listed->name;
     // a member of a .npz archive can be decoded only as a whole, so its rows are those of the decoded
     // elements
-    if (format_of(path) == file_format::npz) return made;
+    if (format == file_format::npz) return made;
     try {
         made->rows_ = open_rows(made->label_);
     } catch (const unsupported& failure) {
@@ -171,8 +172,6 @@ std::unique_ptr<detail::element_stream> opened_array::stream_of_part() const {
 
 bool opened_array::read_box(const shape_vector& first, const shape_vector& lengths,
                             std::span<std::byte> destination) const {
-    // other files can be decoded only as a whole, or have rows that are read as they are
-    if (!has_boxes_) return false;
     const std::unique_ptr<detail::element_stream> stream = stream_of_part();
     if (!stream) return false;
     for (std::size_t axis = shape_.size(); axis-- > 0;) {

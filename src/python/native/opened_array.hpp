@@ -41,6 +41,9 @@ class opened_array {
     std::shared_ptr<const row_source> as_one_row() const;
     /// The elements, which may have to be decoded or gathered first.
     const array& elements() const;
+    /// Whether read_box may work: it is an HDF5 dataset that is not mapped. Other files can be decoded only
+    /// as a whole, or have rows that are read as they are.
+    bool has_boxes() const noexcept { return has_boxes_; }
     /// Reads the elements of a box, `lengths` from `first` on along each axis, little-endian and in C order.
     /// @param destination exactly their size
     /// @return false if they must be selected from rows or from all elements instead.
@@ -67,7 +70,7 @@ class opened_array {
     std::string label_;
     std::string path_;  ///< of elements that are decoded later; empty if they are gathered from the rows
     std::filesystem::path absolute_path_;  ///< valid after the working directory has changed
-    bool has_boxes_ = false;               ///< it is an HDF5 dataset, of which read_box may read parts
+    bool has_boxes_ = false;
     std::string name_;
     std::string listed_name_;  ///< as list_arrays has it
     file_identity identity_;   ///< of the file

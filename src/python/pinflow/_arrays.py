@@ -125,9 +125,10 @@ class Array:
         the first access to a compressed .npz member decodes all of it."""
         if self._array.in_memory or not self.shape:
             return self._numpy()[key]
-        part = self._part(key)
-        if part is not None:
-            return part
+        if self._array.has_boxes:
+            part = self._part(key)
+            if part is not None:
+                return part
         first, rest = (key[0], key[1:]) if isinstance(key, tuple) and key else (key, ())
         numbers = _chosen_rows(first, len(self))
         if numbers is None or not self._array.has_rows:
