@@ -64,7 +64,8 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     // the event is made before the stream can read the batch, so that the end of the lease only records it
     if (!known && slot_->uses.size() == streams_.size()) slot_->uses.emplace_back(pool_->device());
-    if (!known) streams_.push_back(stream);
+    if (known) return;  // it already waits for the data
+    streams_.push_back(stream);
     if (slot_->data_mark != nullptr && !slot_->data_mark->known_done()) slot_->data_mark->hold_up(stream);
 }
 
