@@ -374,6 +374,19 @@ TEST_CASE("pin order: the nearer a reader is, the more pieces are skipped, and s
     CHECK_FALSE(passed.take(8)->is_ahead);
 }
 
+TEST_CASE("pin order: pieces from the first one on are the last to be left out") {
+    pin_order order(10, false, 6);
+    std::vector<std::size_t> asked;
+    order.leave_out([&](std::size_t index) {
+        asked.push_back(index);
+        return asked.size() > 5;
+    });
+    CHECK(asked == std::vector<std::size_t>{6, 7, 8, 9, 0, 1, 2, 3, 4, 5});
+    for (const std::size_t expected : {6U, 7U, 8U, 9U, 0U})
+        CHECK(order.take({})->index == expected);
+    CHECK(order.empty());
+}
+
 TEST_CASE("pin order: after a reader restarts, skipped pieces are registered ahead of it") {
     pin_order order(100, true);
     for (std::size_t reader = 0; reader < 99; reader += 3)

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <deque>
 #include <exception>
+#include <set>
 #include <utility>
 
 #include "src/device/pin_pages.hpp"
@@ -142,7 +143,7 @@ void pin_job::register_all() {
 
 /// Leaves out the pieces that must not be registered.
 void pin_job::judge(pin_order& order, const process_mappings& mappings) {
-    const tracked_range* last_refused = nullptr;
+    std::set<const tracked_range*> refused;
     const auto is_refused = [&](std::size_t index) {
         judged_piece& judged = pieces_[index];
         page_verdict verdict = mappings.judge(judged.piece.pages());
@@ -158,7 +159,7 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
         judged.shared = verdict.shared;
         if (verdict.refusal.empty()) return false;
         const tracked_range* const range = judged.piece.tracked;
-        if (std::exchange(last_refused, range) != range)
+        if (refused.insert(range).second)
             shortfall_.add(fmt::format("cannot register {}: {}", range->range.description, verdict.refusal));
         return true;
     };

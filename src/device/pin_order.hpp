@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <optional>
 #include <set>
+#include <vector>
 
 namespace pinflow::detail {
 
@@ -26,10 +27,16 @@ class pin_order {
 
     bool empty() const noexcept { return waiting_.empty(); }
     void clear() noexcept { waiting_.clear(); }
-    /// Removes the waiting pieces for which `is_unwanted` returns true. It is called in ascending order.
+    /// Removes the waiting pieces for which `is_unwanted` returns true. It is called in the order in which
+    /// pieces are taken without a reader.
     template <typename Predicate>
     void leave_out(Predicate is_unwanted) {
-        std::erase_if(waiting_, is_unwanted);
+        const auto first = waiting_.lower_bound(first_);
+        std::vector<std::size_t> in_order(first, waiting_.end());
+        in_order.insert(in_order.end(), waiting_.begin(), first);
+        for (const std::size_t index : in_order) {
+            if (is_unwanted(index)) waiting_.erase(index);
+        }
     }
 
     struct step {
