@@ -544,6 +544,21 @@ class LoaderTest(Folder):
             self.assertLessEqual(sum(1 for _ in loader), 1)
             self.assertEqual((loader.state_dict()["epoch"], loader.state_dict()["position"]), (1, 0))
 
+    def test_a_rank_without_rows_in_a_whole_epoch_may_have_some_in_the_rest_of_one(self):
+        order = list(pinflow.Loader(numbered(3), batch=1, device="host", seed=1).batches())
+        expected = sorted(int(batch.row_ids[0]) for batch in order[1:])
+        for world in (2, 5, 6, 9):
+            first = pinflow.Loader(numbered(3), batch=1, device="host", seed=1)
+            next(iter(first))
+            rest = []
+            for rank in range(world):
+                resumed = pinflow.Loader(numbered(3), batch=1, device="host", seed=1, rank=rank, world=world)
+                resumed.load_state_dict(first.state_dict())
+                rest.extend(int(batch.row_ids[0]) for batch in resumed.batches())
+                following = [int(batch.row_ids[0]) for batch in resumed.batches()]
+                self.assertLessEqual(len(following), 3)
+            self.assertEqual(sorted(rest), expected, world)
+
     def test_a_batch_that_was_taken_ahead_has_its_own_state(self):
         path = self.saved()
         loader = pinflow.Loader(path, batch=64, device="host")

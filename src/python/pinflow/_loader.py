@@ -305,7 +305,8 @@ class Loader:
         loop._epoch = self._epoch
         self._epoch += 1
         loop._turn = self._turn
-        if self._length == 0:  # this rank has no part in any epoch
+        # this rank has no part in a whole epoch, nor in the rest of one that was resumed
+        if self._length == 0 and self._loader.has_delivered_all:
             self._end_epoch()
             return False
         return True
