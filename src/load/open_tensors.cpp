@@ -43,16 +43,18 @@ std::shared_ptr<const input_file> open_replaceable(const std::filesystem::path& 
         --kept_open;
         return std::make_shared<const input_file>(path);
     }
+    std::unique_ptr<const input_file> file;
     try {
-        auto file = std::make_unique<const input_file>(path, change_check::file);
-        return {file.release(), [](const input_file* closed) {
-                    delete closed;
-                    --kept_open;
-                }};
+        file = std::make_unique<const input_file>(path, change_check::file);
     } catch (...) {
         --kept_open;
         throw;
     }
+    // without memory for the share, the file is closed as by its last owner
+    return {file.release(), [](const input_file* closed) {
+                delete closed;
+                --kept_open;
+            }};
 }
 
 /// @param name the only tensor that is needed; empty if there may be others.
