@@ -371,11 +371,11 @@ void bind_loaders(nb::module_& module) {
         .def("close", &python_loader::end)
         .def("state",
              [](const python_loader& self) {
-                 std::shared_ptr<loader> own = self.valid();
+                 std::shared_ptr<loader> share = self.valid();
                  const gil_release released;
-                 const std::string text = own->state().to_json();
-                 own.reset();
-                 return text;
+                 // if it is the last share, it goes without the GIL, also after an exception
+                 const std::shared_ptr<loader> own = std::move(share);
+                 return own->state().to_json();
              })
         .def("report", [](const python_loader& self) { return report_of(self.valid()->report()); })
         .def_prop_ro("device", [](const python_loader& self) { return self.valid()->device().name(); })
