@@ -609,6 +609,50 @@ class TorchLoadTest(unittest.TestCase):
             self.assertTrue(torch.equal(loaded["t"], tensor.cpu()))
             self.assertTrue(torch.equal(loaded["s"], tensor[1:3].cpu()))
 
+    def test_dropped_tensors_are_free_at_once_on_any_thread(self):
+        if len(devices()) == 1:
+            self.skipTest("needs a GPU")
+        measured = []
+
+        def load_and_drop():
+            before = torch.cuda.memory_allocated()
+            loaded = pinflow.load_file(self.path, device="cuda")
+            held = torch.cuda.memory_allocated()
+            loaded.clear()
+            measured.append((before, held, torch.cuda.memory_allocated()))
+
+        load_and_drop()
+        thread = threading.Thread(target=load_and_drop)
+        thread.start()
+        thread.join()  # the main thread runs no Python meanwhile
+        for before, held, after in measured:
+            self.assertGreater(held, before)
+            self.assertEqual(after, before)
+
+    def test_large_tensors_are_pytorchs_own(self):
+        if len(devices()) == 1:
+            self.skipTest("needs a GPU")
+        tensors = {"w": torch.arange(3_000_000, dtype=torch.bfloat16).reshape(3000, 1000), "small": torch.ones(3)}
+        pinflow.save_file(tensors, self.path)
+        loaded = pinflow.load_file(self.path, device="cuda")
+        self.assert_same(loaded["w"], tensors["w"])
+        self.assertFalse(loaded["w"]._is_view())
+        self.assertEqual(loaded["w"].untyped_storage().nbytes(), 6_000_000)
+        # work on another stream delays the reuse of the memory
+        address, other = loaded["w"].data_ptr(), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(other):
+            torch.cuda._sleep(200_000_000)
+            copy = loaded["w"].clone()
+        loaded["w"].record_stream(other)
+        loaded.clear()
+        self.assertNotEqual(torch.empty(6_000_000, dtype=torch.uint8, device="cuda").data_ptr(), address)
+        other.synchronize()
+        self.assert_same(copy, tensors["w"])
+        kept = pinflow.load_file(self.path, device="cuda")["w"]
+        kept.untyped_storage().resize_(0)  # as FSDP does
+        self.assertEqual(kept.untyped_storage().nbytes(), 0)
+
     def test_memory_that_is_exhausted_is_an_error_of_torch(self):
         if len(devices()) == 1:
             self.skipTest("needs a GPU")

@@ -61,7 +61,8 @@ class python_memory final : public memory_resource {
             address = nb::cast<std::uintptr_t>(made[1]);
             made_on = nb::cast<std::int64_t>(made[2]);
             const std::scoped_lock lock(mutex_);
-            owners_.emplace(address, keep(made[0]));
+            owners_[address] = {made[0].ptr(), size_bytes};
+            Py_INCREF(made[0].ptr());
         }
         // an idle stream has no work left that uses the memory
         if (const auto view = dlpack::consumer_stream(stream.device(), made_on); view && !view->done()) {
@@ -72,14 +73,31 @@ class python_memory final : public memory_resource {
         return std::bit_cast<std::byte*>(address);
     }
     void deallocate(std::byte* data, std::uint64_t, stream_view) noexcept override {
+        PyObject* object = nullptr;
+        {
+            const std::scoped_lock lock(mutex_);
+            const auto found = owners_.find(std::bit_cast<std::uintptr_t>(data));
+            object = found->second.object;
+            owners_.erase(found);
+        }
+        drop(object);
+    }
+    /// The object that owns exactly this memory; null if there is none.
+    PyObject* owner_of(const std::byte* data, std::uint64_t size_bytes) {
         const std::scoped_lock lock(mutex_);
-        owners_.erase(std::bit_cast<std::uintptr_t>(data));  // dropped with the GIL, later
+        const auto found = owners_.find(std::bit_cast<std::uintptr_t>(data));
+        const bool is_whole = found != owners_.end() && found->second.size_bytes == size_bytes;
+        return is_whole ? found->second.object : nullptr;
     }
 
  private:
+    struct owner {
+        PyObject* object;  ///< a reference
+        std::uint64_t size_bytes;
+    };
     std::shared_ptr<PyObject> allocate_;
     std::mutex mutex_;
-    std::unordered_map<std::uintptr_t, std::shared_ptr<PyObject>> owners_;
+    std::unordered_map<std::uintptr_t, owner> owners_;  ///< by address
 };
 
 std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& function) {
@@ -143,10 +161,26 @@ struct python_options {
     nb::object progress;
 };
 
-/// A tensor as a capsule for PyTorch. Without elements, its type and shape.
-nb::object for_torch(const device_tensor& tensor) {
-    if (tensor.size_bytes() == 0) return nb::make_tuple(tensor.dtype().descr(), tuple_of(tensor.shape()));
-    return capsule_of(to_dlpack<dlpack::managed_tensor>(tensor));
+/// Whether PyTorch takes elements of this type from a capsule: old versions take no 8-bit floats.
+bool is_known_to_torch(const dtype& type) {
+    return dlpack::type_of(type).code < dlpack::type_code::float8_e4m3fn;
+}
+
+/// A tensor for PyTorch: a capsule, or (memory, type, shape). The memory is None if there are no elements.
+/// It is the object of `memory` if that has no other tensors: PyTorch then knows it as its own memory.
+/// Otherwise it is a capsule of bytes, and there is no shape.
+nb::object for_torch(const device_tensor& tensor, python_memory* memory) {
+    const auto tuple_with = [&](const nb::object& part, const nb::object& shape) {
+        return nb::make_tuple(part, tensor.dtype().descr(), shape);
+    };
+    if (tensor.size_bytes() == 0) return tuple_with(nb::none(), tuple_of(tensor.shape()));
+    PyObject* const owner =
+        memory == nullptr ? nullptr : memory->owner_of(tensor.data(), tensor.size_bytes());
+    if (owner != nullptr) return tuple_with(nb::borrow(owner), tuple_of(tensor.shape()));
+    auto exported = to_dlpack<dlpack::managed_tensor>(tensor);
+    if (is_known_to_torch(tensor.dtype())) return capsule_of(std::move(exported));
+    exported->dl_tensor.dtype = dlpack::type_of(dtype::parse("|u1"));
+    return tuple_with(capsule_of(std::move(exported)), nb::none());
 }
 
 /// Checks that a tensor can become one of another library.
@@ -170,7 +204,7 @@ load_options options_of(const python_options& wanted) {
 }
 
 /// @return (names, tensors, report): the tensors are DeviceTensor objects, or what for_torch returns.
-nb::tuple for_python(loaded_tensors loaded, const python_options& wanted) {
+nb::tuple for_python(loaded_tensors loaded, const python_options& wanted, memory_resource* resource) {
     if (wanted.as_capsules) {
         for (const device_tensor& tensor : loaded.tensors)
             check_type(tensor.name(), tensor.dtype());
@@ -180,7 +214,7 @@ nb::tuple for_python(loaded_tensors loaded, const python_options& wanted) {
     for (device_tensor& tensor : loaded.tensors) {
         names.append(text_of(tensor.name()));
         if (wanted.as_capsules) {
-            tensors.append(for_torch(tensor));
+            tensors.append(for_torch(tensor, dynamic_cast<python_memory*>(resource)));
         } else {
             tensors.append(nb::cast(std::make_shared<device_tensor>(std::move(tensor))));
         }
@@ -188,9 +222,18 @@ nb::tuple for_python(loaded_tensors loaded, const python_options& wanted) {
     return nb::make_tuple(names, tensors, dict_of(loaded.report));
 }
 
+/// Drops what was given up before and during a call. So after an error, too, the memory is free.
+class dropping {
+ public:
+    dropping() noexcept { drop_given_up(); }
+    dropping(const dropping&) = delete;
+    dropping& operator=(const dropping&) = delete;
+    ~dropping() { drop_given_up(); }
+};
+
 nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& requests,
                const python_options& wanted) {
-    drop_given_up();
+    const dropping around;
     if (wanted.as_capsules) {  // before anything is read
         for (const tensor_request& request : requests)
             check_type(request.name, request.dtype ? *request.dtype : files.tensor(request.name).dtype);
@@ -201,7 +244,7 @@ nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& req
         const gil_release released;
         return files.load(requests, on, options);
     }();
-    return for_python(std::move(loaded), wanted);
+    return for_python(std::move(loaded), wanted, options.resource.get());
 }
 
 std::vector<std::filesystem::path> paths_of(const std::vector<file_name>& names) {
@@ -215,7 +258,7 @@ std::vector<std::filesystem::path> paths_of(const std::vector<file_name>& names)
 /// time for many small tensors.
 nb::tuple load_all(const std::vector<file_name>& files, const std::optional<std::vector<file_name>>& names,
                    const std::string& type, const python_options& wanted) {
-    drop_given_up();
+    const dropping around;
     const device on = device::parse(wanted.device);
     load_options options = options_of(wanted);
     if (!type.empty()) options.dtype = dtype::parse(type);
@@ -229,7 +272,7 @@ nb::tuple load_all(const std::vector<file_name>& files, const std::optional<std:
         const gil_release released;
         return selects_none ? tensor_files(paths).load({}, on, options) : load_tensors(paths, on, options);
     }();
-    return for_python(std::move(loaded), wanted);
+    return for_python(std::move(loaded), wanted, options.resource.get());
 }
 
 nb::object export_tensor(const device_tensor& tensor, const nb::object& stream, const nb::object& max_version,

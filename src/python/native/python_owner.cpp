@@ -56,11 +56,26 @@ void give_up(PyObject* object) noexcept {
     }
 }
 
+/// As PyGILState_Check, which always returns true once there has been a second interpreter.
+bool has_gil() noexcept {
+#if PY_VERSION_HEX >= 0x030D0000
+    PyThreadState* const current = PyThreadState_GetUnchecked();
+#else
+    PyThreadState* const current = _PyThreadState_UncheckedGet();
+#endif
+    return current != nullptr && current == PyGILState_GetThisThreadState();
+}
+
 }  // namespace
 
 std::shared_ptr<PyObject> keep(nanobind::handle object) {
     Py_INCREF(object.ptr());
     return {object.ptr(), give_up};
+}
+
+void drop(PyObject* object) noexcept {
+    if (all_given_up().ended || !has_gil()) return give_up(object);
+    Py_DECREF(object);
 }
 
 void drop_given_up() noexcept {

@@ -10,6 +10,10 @@ namespace pinflow::python {
 /// the reference is dropped later, by a thread that has it. Needs the GIL.
 std::shared_ptr<PyObject> keep(nanobind::handle object);
 
+/// Drops a reference: at once if this thread has the GIL, otherwise as `keep` does. May run Python code, so
+/// the caller must hold no lock.
+void drop(PyObject* object) noexcept;
+
 /// Type slots by which Python's garbage collector finds cycles through `T::kept`, a
 /// `std::shared_ptr<PyObject>` that `keep` made. To be given to the nanobind class of T as
 /// `collected_slots<T>`.

@@ -29,7 +29,8 @@ Request = Tuple[str, List[Slice], str]
 class DeviceTensor:
     """A loaded tensor in GPU or host memory, which framework='dlpack' gives: for `cupy.from_dlpack(tensor)`,
     `jax.dlpack.from_dlpack(tensor)` or `tensor.torch()`. The memory is freed when this tensor and everything made of it
-    are gone, after the work that is then enqueued on every stream that a consumer named."""
+    are gone, after the work that is then enqueued on every stream that a consumer named. These streams must live until
+    then: those of `cupy.cuda.Stream()` end with their object."""
 
     __slots__ = ("_tensor", "__weakref__")
 
@@ -103,8 +104,9 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
                progress: Optional[Progress] = None, report: Optional[Dict[str, Any]] = None) -> Dict[str, Any]:
     """Loads the tensors of safetensors, .npz, .npy and HDF5 files, and waits until they are complete.
 
-    On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator; tensors of less than 1 MiB share blocks of
-    up to 32 MiB. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
+    On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator. Tensors of 1 MiB and more are PyTorch's own.
+    Smaller ones share blocks of up to 32 MiB: `record_stream` has no effect on them, and their storage cannot be
+    resized. So drop the last tensor of a block only when the work of other streams on it is done. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
     file, if at least 64 KiB of it are loaded without being gathered, decoded or cast. Writing to a tensor never changes
     its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
     process (SIGBUS). Do not overwrite a file while tensors are mapped from it: numpy.save and h5py write in place.
@@ -212,15 +214,24 @@ def deliver(load: Callable[..., Any], where: str, kind: str, route: str = "auto"
         made, capsules, facts = load(where, route, threads, True, allocate, progress)
         from_dlpack = torch.utils.dlpack.from_dlpack
         for name, capsule in zip(made, capsules):
-            if type(capsule) is tuple:  # without elements
-                spelling, shape = capsule
-                loaded[name] = torch.empty(shape, dtype=torch_type(torch, spelling, name),
-                                           device="cpu" if where == "host" else where)
+            if type(capsule) is tuple:
+                loaded[name] = _torch_tensor(torch, where, name, *capsule)
             else:
                 loaded[name] = from_dlpack(capsule)
     if report is not None:
         report.update(facts)
     return loaded
+
+
+def _torch_tensor(torch: Any, where: str, name: str, memory: Any, spelling: str, shape: Optional[Tuple[int, ...]]) -> Any:
+    """A PyTorch tensor of what `_native` returns for it, if that is more than a capsule."""
+    dtype = torch_type(torch, spelling, name)
+    if shape is None:  # a capsule of bytes
+        return torch.utils.dlpack.from_dlpack(memory).view(dtype)
+    device = "cpu" if where == "host" else where
+    if memory is None:
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.empty(0, dtype=dtype, device=device).set_(memory.untyped_storage(), 0, shape)
 
 
 def _numpy_of(tensor: _native.DeviceTensor) -> Any:
@@ -238,7 +249,7 @@ def _torch_allocator(torch: Any, device: str) -> Callable[[int], Tuple[Any, int,
     where = torch.device(device)
 
     def allocate(nbytes: int) -> Tuple[Any, int, int]:
-        memory = torch.empty((nbytes + 255) // 256 * 256, dtype=torch.uint8, device=where)
+        memory = torch.empty(nbytes, dtype=torch.uint8, device=where)
         return memory, memory.data_ptr(), consumer_stream(None, where.index)[0] or 1
 
     return allocate
