@@ -40,6 +40,8 @@ class gather_transfer final : public registered_transfer {
         const std::uint64_t row_bytes = array().row_bytes();
         if (row_bytes == 0 || filling.row_ids.empty()) return;
         const std::span<std::uint64_t> addresses = addresses_.of(filling);
+        is_copied_[filling.index] = 0;
+        if (list_registered(filling.row_ids, addresses)) return;
         std::vector<std::uint64_t>& unregistered = unregistered_ids_[filling.index];
         unregistered.clear();
         for_runs_of(filling, 1, [&](const row_run& row) {

@@ -112,6 +112,9 @@ void loader::pipeline::plan(std::vector<std::shared_ptr<const row_source>> sourc
         .pinning = {.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit},
         .is_stopped = [pool = pool_] { return pool->stopped(); }};
     const auto is_held = [](const detail::sample_array& each) { return each.plan.main() == transfer::held; };
+    for (const detail::sample_array& each : arrays) {
+        if (!sample.is_in_order && !is_held(each)) listed_bytes_ += each.row_bytes();
+    }
     const auto needs_kernels = [&](const detail::sample_array& each) {
         return !sample.on_host && (each.plan.main() == transfer::kernel || is_held(each));
     };
@@ -161,7 +164,7 @@ std::shared_ptr<detail::slot_lease> loader::pipeline::next(detail::lease_when wh
 // ---- the driver ------------------------------------------------------------------------------------------
 
 unsigned loader::pipeline::wanted_threads() const noexcept {
-    detail::work_facts work;
+    detail::work_facts work{.listed_bytes = listed_bytes_};
     for (const auto& array : transfers_) {
         work.needs_cpu = work.needs_cpu || array->needs_cpu();
         work.registers = work.registers || (array->pages() != nullptr && !array->pages()->finished());
@@ -196,21 +199,22 @@ void loader::pipeline::run_stages(std::size_t first_count) {
     using detail::slot_group;
     const unsigned threads = wanted_threads();
     std::size_t count = first_count;
-    const auto sample = [&](tbb::flow_control& control) -> slot_group* {
+    const auto take = [&](tbb::flow_control& control) -> slot_group* {
         // otherwise restart, with another number of threads or after a fork
         const bool goes_on = threads == wanted_threads() && !detail::is_fork_pending();
-        slot_group* const group = goes_on ? stages_->sample(std::exchange(count, group_size_)) : nullptr;
+        slot_group* const group = goes_on ? stages_->take(std::exchange(count, group_size_)) : nullptr;
         if (group == nullptr) control.stop();
         return group;
     };
     const auto fill = [&](slot_group* group) {
+        stages_->sample(*group);
         stages_->fill(*group);
         return group;
     };
     const auto deliver = [&](slot_group* group) { stages_->deliver(*group); };
     tbb::parallel_pipeline(
         stages_->max_groups(),
-        tbb::make_filter<void, slot_group*>(tbb::filter_mode::serial_in_order, sample) &
+        tbb::make_filter<void, slot_group*>(tbb::filter_mode::serial_in_order, take) &
             tbb::make_filter<slot_group*, slot_group*>(tbb::filter_mode::parallel, fill) &
             tbb::make_filter<slot_group*, void>(tbb::filter_mode::serial_in_order, deliver));
 }

@@ -42,7 +42,10 @@ unsigned count_threads(const work_facts& work, unsigned threads) noexcept {
     const unsigned beside =
         std::clamp(threads * 3 / 4, thresholds.min_beside_registering, thresholds.max_beside_registering);
     if (work.registers) return std::max(1U, std::min(threads - 1, beside));
-    return work.needs_cpu ? threads : std::min(threads, thresholds.listing_threads);
+    if (work.needs_cpu) return threads;
+    const std::uint64_t wanted = work.listed_bytes == 0 ? 0 : thresholds.listed_bytes / work.listed_bytes;
+    return static_cast<unsigned>(
+        std::min<std::uint64_t>(threads, std::max<std::uint64_t>(thresholds.listing_threads, wanted)));
 }
 
 bool next_waits_for_data(device_kind kind, std::uint64_t group_bytes) noexcept {

@@ -63,6 +63,18 @@ class registered_transfer : public array_transfer {
             first = last;
         }
     }
+    /// Writes the addresses of the rows, if all pages are registered and the rows lie in one extent. That is
+    /// several times as fast as for_runs_of.
+    /// @return whether it did.
+    bool list_registered(std::span<const std::uint64_t> ids, std::span<std::uint64_t> addresses) const {
+        const auto extents = array().source->extents();
+        if (extents.size() != 1 || extents[0].data == nullptr || !pages_.all_registered()) return false;
+        const auto first = reinterpret_cast<std::uintptr_t>(extents[0].data);
+        const std::uint64_t row_bytes = array().row_bytes();
+        std::ranges::transform(ids, addresses.begin(),
+                               [=](std::uint64_t id) { return first + id * row_bytes; });
+        return true;
+    }
     /// Rows for the CPU to gather. If `target` is null, they pass through a staging buffer to `on_device`.
     struct staged_rows {
         std::span<const std::uint64_t> ids;

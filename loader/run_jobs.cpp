@@ -20,8 +20,10 @@ namespace {
 
 using run_clock = std::chrono::steady_clock;
 
-/// Bytes of a task whose rows do not pass through a staging buffer.
-constexpr std::uint64_t bytes_of_fill_task = std::uint64_t{1} << 20;
+/// The work of a task whose rows do not pass through a staging buffer. Work is measured in bytes to copy.
+constexpr std::uint64_t work_of_fill_task = std::uint64_t{1} << 20;
+/// A row that is not contiguous with the one before takes at least as long as copying this many bytes.
+constexpr std::uint64_t min_work_of_row = 128;
 
 /// The jobs of a group in parts, as tasks for threads.
 class fill_tasks {
@@ -32,11 +34,11 @@ class fill_tasks {
         // small parts share one task
         for (std::size_t first = 0; first < parts_.size();) {
             const read_job& begin = parts_[first];
-            std::uint64_t bytes = begin.size_bytes();
+            std::uint64_t work = work_of(begin);
             std::size_t last = first + 1;
             while (last < parts_.size() && parts_[last].is_buffered() == begin.is_buffered() &&
-                   bytes + parts_[last].size_bytes() <= task_bytes(begin))
-                bytes += parts_[last++].size_bytes();
+                   work + work_of(parts_[last]) <= max_work(begin))
+                work += work_of(parts_[last++]);
             tasks_.emplace_back(parts_.data() + first, last - first);
             first = last;
         }
@@ -45,13 +47,23 @@ class fill_tasks {
     std::span<const read_job> operator[](std::size_t i) const noexcept { return tasks_[i]; }
 
  private:
-    /// The most bytes of a task that begins with this job.
-    std::uint64_t task_bytes(const read_job& job) const {
-        return job.is_buffered() ? buffer_bytes_ : bytes_of_fill_task;
+    static std::uint64_t work_of_row(const read_job& job) {
+        const row_source& source = job.reader->source();
+        const bool is_contiguous =
+            job.ids.back() - job.ids.front() == job.ids.size() - 1;  // rows seldom repeat
+        // a source that decodes its rows may decode a chunk of them again for each call
+        const bool is_decoded = source.extents().empty();
+        return std::max<std::uint64_t>(source.row_size_bytes(),
+                                       is_contiguous || is_decoded ? 1 : min_work_of_row);
+    }
+    static std::uint64_t work_of(const read_job& job) { return job.ids.size() * work_of_row(job); }
+    /// The most work of a task that begins with this job. The rows of a buffered one fit into a buffer.
+    std::uint64_t max_work(const read_job& job) const {
+        return job.is_buffered() ? buffer_bytes_ : work_of_fill_task;
     }
     void cut(const read_job& job) {
-        const std::uint64_t row_bytes = std::max<std::uint64_t>(1, job.reader->source().row_size_bytes());
-        const std::size_t rows = std::max<std::uint64_t>(1, task_bytes(job) / row_bytes);
+        if (job.ids.empty()) return;
+        const std::size_t rows = std::max<std::uint64_t>(1, max_work(job) / work_of_row(job));
         for (std::size_t first = 0; first < job.ids.size(); first += rows)
             parts_.push_back(job.part(first, std::min(rows, job.ids.size() - first)));
     }

@@ -66,7 +66,8 @@ bool stages::run_one(std::size_t count) {
         deliver(oldest);
     } else if (const auto sampled = at(slot_group::state::sampled); sampled != begun_.end()) {
         fill(**sampled);
-    } else if (slot_group* const group = sample(count)) {
+    } else if (slot_group* const group = take(count)) {
+        sample(*group);
         begun_.push_back(group);
     } else {
         return false;
@@ -94,7 +95,7 @@ void stages::give_back(slot_group& group) {
     idle_.push_back(&group);
 }
 
-slot_group* stages::sample(std::size_t count) {
+slot_group* stages::take(std::size_t count) {
     const std::uint64_t left = what_.order.batch_count() - next_batch_;
     if (left == 0 || what_.pool.failed()) return nullptr;
     slot_group* const group = take_group();
@@ -111,12 +112,6 @@ slot_group* stages::sample(std::size_t count) {
         begin_read(*each);
         run(stage::sample, *each, [&] { begin_batch(*each); });
     }
-    try {
-        sample_rows(*group);
-    } catch (...) {
-        set_error(*group, std::current_exception());
-    }
-    group->reached = slot_group::state::sampled;
     return group;
 }
 
@@ -155,8 +150,8 @@ void stages::begin_batch(slot& slot) const {
     }
 }
 
-/// Writes the row ids of all slots of the group, with several threads if there are many.
-void stages::sample_rows(slot_group& group) const {
+/// Uses several threads if there are many row ids.
+void stages::sample(slot_group& group) const {
     struct piece {
         slot* sampled;
         std::size_t begin;
@@ -184,15 +179,21 @@ void stages::sample_rows(slot_group& group) const {
             if (!part.sampled->error) part.sampled->error = std::current_exception();
         }
     };
-    if (row_count <= min_parallel_rows) {
-        std::ranges::for_each(pieces, write);
-    } else {
-        // isolated, so that a thread that waits here does not begin other work
-        tbb::this_task_arena::isolate([&] { tbb::parallel_for_each(pieces.begin(), pieces.end(), write); });
+    try {
+        if (row_count <= min_parallel_rows) {
+            std::ranges::for_each(pieces, write);
+        } else {
+            // isolated, so that a thread that waits here does not begin other work
+            tbb::this_task_arena::isolate(
+                [&] { tbb::parallel_for_each(pieces.begin(), pieces.end(), write); });
+        }
+    } catch (...) {
+        set_error(group, std::current_exception());
     }
     const std::chrono::nanoseconds spent = (clock::now() - before) / group.slots.size();
     for (slot* const each : group.slots)
         each->times.cpu += spent;
+    group.reached = slot_group::state::sampled;
 }
 
 // ---- fill ------------------------------------------------------------------------------------------------
@@ -257,7 +258,7 @@ void stages::begin_read(const slot& slot) {
     if (reads_.empty() || reads_.back().epoch != slot.scheduled.epoch)
         reads_.push_back({.epoch = slot.scheduled.epoch});
     ++reads_.back().batch_count;
-    reads_.back().all_sampled = slot.scheduled.last_of_epoch || slot.last;
+    reads_.back().all_taken = slot.scheduled.last_of_epoch || slot.last;
 }
 
 std::vector<slot*> stages::end_reads(slot_group& group) {
@@ -265,7 +266,7 @@ std::vector<slot*> stages::end_reads(slot_group& group) {
     const std::lock_guard lock(mutex_);
     for (slot* const each : group.slots) {
         const auto reads = std::ranges::find(reads_, each->scheduled.epoch, &epoch_reads::epoch);
-        if (--reads->batch_count > 0 || !reads->all_sampled) continue;
+        if (--reads->batch_count > 0 || !reads->all_taken) continue;
         reads_.erase(reads);
         last.push_back(each);
     }

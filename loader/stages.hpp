@@ -31,9 +31,9 @@ namespace pinflow::detail {
 ///
 /// Rows that pass through staging buffers are copied in the stage fill, as soon as a buffer is filled.
 ///
-/// One thread at a time samples, and one delivers, both in the order of the batches. Groups are filled in
-/// parallel. An exception of a batch stays with its slot, so that it reaches the consumer in order. `begin`
-/// and `sample` can also throw.
+/// One thread at a time takes slots, and one delivers, both in the order of the batches. Groups are sampled
+/// and filled in parallel. An exception of a batch stays with its slot, so that it reaches the consumer in
+/// order. `begin` and `take` can also throw.
 class stages {
  public:
     /// The objects that the stages use. All must outlive the stages.
@@ -54,23 +54,24 @@ class stages {
     /// no memory for them; what the `memory_resource` throws.
     void begin();
 
-    /// Takes `count` free slots, or fewer if fewer batches are left, and writes the row ids of the next
-    /// batches.
+    /// Takes `count` free slots, or fewer if fewer batches are left, for the next batches.
     /// @return null if there are not enough free slots, no batches left, `max_groups` groups in the stages,
     /// or if an error was delivered.
     /// @throws device_error if asking for free slots fails.
-    slot_group* sample(std::size_t count);
+    slot_group* take(std::size_t count);
+    /// Writes the row ids.
+    void sample(slot_group& group) const;
     /// Does the CPU's part of bringing rows to the slots.
     void fill(slot_group& group);
     /// Enqueues the device's part, and hands the slots to the consumer. The group may then be reused.
     void deliver(slot_group& group);
 
-    /// Whether there are batches left to sample.
+    /// Whether there are batches left to take.
     bool more_batches() const noexcept { return next_batch_ < what_.order.batch_count(); }
     std::size_t max_groups() const noexcept { return groups_.size(); }
 
     /// Runs one stage of one group, for use by one thread: delivers the oldest group if it is filled,
-    /// otherwise fills the oldest sampled group, otherwise samples.
+    /// otherwise fills the oldest sampled group, otherwise takes and samples one.
     /// @return false if there is nothing to do.
     bool run_one(std::size_t count);
 
@@ -96,7 +97,6 @@ class stages {
     static void set_error(slot_group& group, std::exception_ptr error) noexcept;
     void begin_read(const slot& slot);
     void begin_batch(slot& slot) const;
-    void sample_rows(slot_group& group) const;
     void prepare(slot& slot, slot_group& group);
     void show_arrays(slot& slot) const;
     void check_files(slot_group& group);
@@ -109,7 +109,7 @@ class stages {
     bool is_behind() const;
 
     parts what_;
-    std::uint64_t next_batch_ = 0;   ///< number of the next batch to sample, over all epochs
+    std::uint64_t next_batch_ = 0;   ///< number of the next batch to take, over all epochs
     std::uint64_t next_stream_ = 0;  ///< groups alternate streams, so that kernels of two groups overlap
     data_marks marks_;
     static constexpr std::size_t watched_groups = 2;
@@ -120,11 +120,11 @@ class stages {
     std::array<stream, 2> kernels_;  ///< for kernels that gather rows
     stream lists_;                   ///< see array_transfer::enqueue_lists
     event lists_done_;               ///< the lists of the group that is being enqueued
-    /// The batches of an epoch between sample and the end of fill.
+    /// The batches of an epoch between `take` and the end of `fill`.
     struct epoch_reads {
         std::uint64_t epoch = 0;
         std::uint64_t batch_count = 0;
-        bool all_sampled = false;
+        bool all_taken = false;
     };
     std::vector<std::unique_ptr<slot_group>> groups_;  ///< unchanged after construction
     /// Groups that `run_one` has begun, the oldest first. Used only by the thread that calls `run_one`.

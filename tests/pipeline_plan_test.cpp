@@ -91,4 +91,9 @@ TEST_CASE("pipeline plan: the number of threads follows the work") {
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 1) == 1);
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);
+    // samples of few bytes in random order
+    CHECK(count_threads({.listed_bytes = 128}, 16) == 9);
+    CHECK(count_threads({.listed_bytes = 8}, 16) == 16);
+    CHECK(count_threads({.listed_bytes = 4096}, 16) == 4);
+    CHECK(count_threads({.registers = true, .listed_bytes = 128}, 16) == 12);
 }

@@ -58,6 +58,12 @@ struct fixture {
         work->begin();
     }
 
+    /// Takes and samples a group; null if there is none.
+    slot_group* sample(std::size_t count) {
+        slot_group* const group = work->take(count);
+        if (group != nullptr) work->sample(*group);
+        return group;
+    }
     /// Leases the next batch, which must already have been delivered.
     std::unique_ptr<detail::slot_lease> take() {
         return std::make_unique<detail::slot_lease>(pool, *pool->lease());
@@ -86,7 +92,7 @@ bool holds_its_rows(const detail::slot& slot) {
 TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as a whole at the end") {
     fixture loader({numbered_rows(100)},
                    {.device = device::host(), .batch_rows = 10, .order = order::shuffled}, 4);
-    slot_group* const group = loader.work->sample(3);
+    slot_group* const group = loader.sample(3);
     REQUIRE(group != nullptr);
     CHECK(group->reached == slot_group::state::sampled);
     REQUIRE(group->slots.size() == 3);
@@ -94,7 +100,7 @@ TEST_CASE("stages: a group passes sample, fill and deliver, and is announced as 
         CHECK(group->slots[number]->number == number);
         CHECK(group->slots[number]->row_ids.size() == 10);
     }
-    CHECK(loader.work->sample(2) == nullptr);  // one slot is left
+    CHECK(loader.sample(2) == nullptr);  // one slot is left
     loader.work->fill(*group);
     CHECK(group->reached == slot_group::state::filled);
     CHECK_FALSE(loader.pool->failed());
@@ -168,7 +174,7 @@ TEST_CASE(
         if (first == 20) throw data_changed("row 20 is gone");
     };
     fixture loader({rows}, {.device = device::host(), .batch_rows = 10}, 4);
-    slot_group* const group = loader.work->sample(4);
+    slot_group* const group = loader.sample(4);
     REQUIRE(group != nullptr);
     REQUIRE(group->slots.size() == 4);
     loader.work->fill(*group);
@@ -182,16 +188,16 @@ TEST_CASE(
     CHECK(loader.pool->lease() == nullptr);
 }
 
-TEST_CASE("stages: sample returns null while max_groups groups are in flight") {
+TEST_CASE("stages: no group is taken while max_groups groups are in flight") {
     fixture loader({numbered_rows(100)}, {.device = device::host(), .batch_rows = 10}, 6, 2);
-    slot_group* const first = loader.work->sample(1);
-    slot_group* const second = loader.work->sample(1);
+    slot_group* const first = loader.sample(1);
+    slot_group* const second = loader.sample(1);
     REQUIRE(first != nullptr);
     REQUIRE(second != nullptr);
-    CHECK(loader.work->sample(1) == nullptr);
+    CHECK(loader.sample(1) == nullptr);
     for (slot_group* const group : {first, second}) {
         loader.work->fill(*group);
         loader.work->deliver(*group);
     }
-    CHECK(loader.work->sample(1) != nullptr);
+    CHECK(loader.sample(1) != nullptr);
 }

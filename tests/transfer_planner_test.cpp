@@ -72,6 +72,20 @@ TEST_CASE("planner of samples: the size of a row decides between copy engine, ke
         CHECK(transfer_of(gpu, mapped(row_bytes, gib)) == transfer::staged);
 }
 
+TEST_CASE(
+    "planner of samples: few cores leave the smallest rows to a kernel, and so do all if they are in order") {
+    const array_facts labels = mapped(8, gib);
+    CHECK(transfer_of(with_cores(gpu, 8), labels) == transfer::staged);
+    CHECK(transfer_of(with_cores(gpu, 4), labels) == transfer::kernel);
+    array_facts in_memory = labels;
+    in_memory.is_file_backed = in_memory.has_files = in_memory.has_any_file = false;
+    CHECK(transfer_of(with_cores(gpu, 4), in_memory) == transfer::staged);
+    CHECK(transfer_of(in_order(gpu), labels) == transfer::kernel);
+    sample_facts long_batches = in_order(gpu);
+    long_batches.batch_rows = 8192;
+    CHECK(transfer_of(long_batches, labels) == transfer::copy_engine);
+}
+
 TEST_CASE("planner of samples: in file order the size of a batch decides between copy engine and kernel") {
     CHECK(transfer_of(in_order(gpu), mapped(3 * kib, 8 * gib)) == transfer::copy_engine);
     sample_facts single = in_order(gpu);
@@ -82,7 +96,8 @@ TEST_CASE("planner of samples: in file order the size of a batch decides between
 TEST_CASE("planner of samples: small rows of large tables are sorted by address, unless they are in order") {
     CHECK_FALSE(plan_of(in_order(gpu), mapped(512, 8 * gib)).parts[0].sorted);
     CHECK(plan_of(gpu, mapped(512, 8 * gib)).parts[0].sorted);
-    CHECK_FALSE(plan_of(gpu, mapped(512, gib)).parts[0].sorted);
+    CHECK(plan_of(gpu, mapped(512, gib)).parts[0].sorted);
+    CHECK_FALSE(plan_of(gpu, mapped(512, 512 * mib)).parts[0].sorted);
     CHECK_FALSE(plan_of(gpu, mapped(4 * kib, 8 * gib)).parts[0].sorted);
 }
 
@@ -246,7 +261,8 @@ TEST_CASE("planner of calls: without a measurement, the sizes decide") {
           row(row_route::direct, true));
     // few rows, a small table, longer rows
     CHECK(planned([](call_facts& call) { call.count = 64; }) == row(row_route::direct, false));
-    CHECK(planned([](call_facts& call) { call.table_bytes = gib; }) == row(row_route::direct, false));
+    CHECK(planned([](call_facts& call) { call.table_bytes = 512 * mib; }) == row(row_route::direct, false));
+    CHECK(planned([](call_facts& call) { call.table_bytes = gib; }) == row(row_route::direct, true));
     CHECK(planned([](call_facts& call) { call.row_bytes = 2 * kib; }) == row(row_route::direct, false));
     CHECK(planned([](call_facts& call) { call.row_bytes = 64 * kib; }) == row(row_route::copy, false));
     CHECK(planned([](call_facts& call) {

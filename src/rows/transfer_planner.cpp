@@ -72,8 +72,7 @@ std::optional<registration> plan_registration(const sample_facts& sample, const 
 transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array) {
     if (sample.requested == transfer::view)
         return only({transfer::view},
-                    "requested: batches are views of the mapping; reading lost pages of a truncated file "
-                    "raises SIGBUS");
+                    "requested: views of the mapping; reading lost pages of a truncated file raises SIGBUS");
     if (sample.requested == transfer::staged)
         return only({transfer::staged}, "requested: rows pass through a staging buffer, as for a GPU");
     if (sample.requested == transfer::read)
@@ -118,8 +117,10 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array)
     if (array.size_bytes() == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({staged}, fmt::format("{} {}", array.name, array.not_mapped_reason));
-    if (array.row_bytes <= thresholds.max_trivial_bytes && (sample.is_guarded || !array.is_file_backed))
-        return only({staged}, "the CPU gathers rows this small as fast as it lists their addresses");
+    const bool has_threads = sample.is_guarded && sample.cores >= thresholds.min_staging_threads;
+    if (array.row_bytes <= thresholds.max_trivial_bytes && !sample.is_in_order &&
+        (has_threads || !array.is_file_backed))
+        return only({staged}, "the CPU gathers rows this small faster than a kernel");
     const bool by_engine = average_run_rows(sample, array) * array.row_bytes >= thresholds.min_engine_bytes;
     const bool reads = by_engine && array.has_files && sample.cores >= thresholds.min_reading_cores;
     const std::optional<registration> pages = plan_registration(sample, array);
@@ -247,7 +248,6 @@ std::vector<transfer_plan> gather_candidates(const call_facts& call) {
 }
 
 transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps) {
-    // the two share the link: the shares are chosen so that both finish at the same time
     const double share = std::clamp(staged_gbps / (kernel_gbps + staged_gbps), 0.1, 0.6);
     return plan_of({.route = row_route::hybrid, .staged_share = share}, call);
 }
