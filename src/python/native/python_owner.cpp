@@ -73,11 +73,6 @@ std::shared_ptr<PyObject> keep(nanobind::handle object) {
     return {object.ptr(), give_up};
 }
 
-void drop(PyObject* object) noexcept {
-    if (all_given_up().ended || !has_gil()) return give_up(object);
-    Py_DECREF(object);
-}
-
 void drop_given_up() noexcept {
     given_up& all = all_given_up();
     if (!all.has_some.load(std::memory_order_relaxed)) return;
@@ -159,6 +154,18 @@ gil_acquire::gil_acquire() : state_(take_gil_or_block([] { return PyGILState_Ens
 
 gil_release::~gil_release() {
     take_gil_or_block([&] { PyEval_RestoreThread(state_); });
+}
+
+void drop(PyObject* object) noexcept {
+    const bool is_known = !all_given_up().ended && PyGILState_GetThisThreadState() != nullptr;
+    if (is_known && has_gil()) {
+        Py_DECREF(object);
+    } else if (is_known && !is_ending()) {
+        const gil_acquire held;
+        Py_DECREF(object);
+    } else {
+        give_up(object);
+    }
 }
 
 }  // namespace pinflow::python

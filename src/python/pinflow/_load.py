@@ -106,11 +106,12 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
 
     On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator. Tensors of 1 MiB and more are PyTorch's own.
     Smaller ones share blocks of up to 32 MiB: `record_stream` has no effect on them, and their storage cannot be
-    resized. So drop the last tensor of a block only when the work of other streams on it is done. On the CPU, aligned tensors in C order that need no decoding and no cast are private mappings of the
-    file, if at least 64 KiB of it are loaded without being gathered, decoded or cast. Writing to a tensor never changes
-    its file. If the file is written to, a mapped tensor may change. If it is truncated, reading the lost part ends the
-    process (SIGBUS). Do not overwrite a file while tensors are mapped from it: numpy.save and h5py write in place.
-    `save_file` is safe: it writes a new file, and then replaces the old one.
+    resized. So drop the last tensor of a block only when the work of other streams on it is done. On the CPU, aligned
+    tensors in C order that need no decoding and no cast are private mappings of the file, if at least 64 KiB of it are
+    loaded without being gathered, decoded or cast. Writing to a tensor never changes its file. If the file is written
+    to, a mapped tensor may change. If it is truncated, reading the lost part ends the process (SIGBUS). Do not
+    overwrite a file while tensors are mapped from it: numpy.save and h5py write in place. `save_file` is safe: it
+    writes a new file, and then replaces the old one.
 
     Without `names`, one tensor that cannot be loaded makes the call fail: Python objects, variable-length strings,
     members of a .npz file that are no arrays, the types F4 and F6 of safetensors, and as PyTorch tensors also strings,
