@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -30,6 +31,8 @@ class python_sequence final : public row_sequence {
     std::uint64_t position_count() const override { return position_count_; }
 
     void rows_at(std::uint64_t epoch, std::uint64_t first, std::span<std::uint64_t> rows) const override {
+        // one call at a time, as orders written in Python may expect; taken without the GIL
+        const std::scoped_lock lock(calls_);
         if (is_ending()) throw error("Python is about to end, so rows_at of its order cannot be called");
         const nb::gil_scoped_acquire acquired;
         const python_callback running(order_.get());
@@ -58,6 +61,7 @@ class python_sequence final : public row_sequence {
     std::shared_ptr<PyObject> order_;
     std::string name_;
     std::uint64_t position_count_;
+    mutable std::mutex calls_;
 };
 
 }  // namespace

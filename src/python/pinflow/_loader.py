@@ -165,7 +165,8 @@ class Loader:
             together) or 'weighted' (rows drawn with replacement, in the proportions of `weights`); the row numbers of
             an epoch (an array or a list), or an object with `name` ('mine/1'), `position_count`, and `rows_at(epoch,
             first, out)`, which fills all of `out`, a memoryview of unsigned 64-bit numbers, with the row numbers at
-            the positions first, first + 1, ..., and returns None
+            the positions first, first + 1, ..., and returns None. It is called on other threads, for one range at a time,
+            not always in their order
         weights: for the weighted order: a number of at least 0 for each row, as an array, a list or a tensor.
         draws: how many rows are drawn in an epoch of the weighted order; None: as many as there are.
         seed: of the shuffled, the windowed and the weighted order. Each epoch has another order.
