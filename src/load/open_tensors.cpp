@@ -50,7 +50,7 @@ std::shared_ptr<const input_file> open_replaceable(const std::filesystem::path& 
         --kept_open;
         throw;
     }
-    // without memory for the share, the file is closed as by its last owner
+    // if there is no memory for the control block, shared_ptr calls the deleter
     return {file.release(), [](const input_file* closed) {
                 delete closed;
                 --kept_open;

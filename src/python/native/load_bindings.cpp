@@ -54,15 +54,14 @@ class python_memory final : public memory_resource {
     std::byte* allocate(std::uint64_t size_bytes, stream_view stream) override {
         std::uintptr_t address = 0;
         std::int64_t made_on = 0;
+        std::unique_ptr<PyObject, decltype(&drop)> object(nullptr, &drop);
         check_not_ending();
         {
             const gil_acquire held;
             const nb::tuple made = nb::cast<nb::tuple>(nb::handle(allocate_.get())(size_bytes));
             address = nb::cast<std::uintptr_t>(made[1]);
             made_on = nb::cast<std::int64_t>(made[2]);
-            const std::scoped_lock lock(mutex_);
-            owners_[address] = {made[0].ptr(), size_bytes};
-            Py_INCREF(made[0].ptr());
+            object.reset(nb::object(made[0]).release().ptr());
         }
         // an idle stream has no work left that uses the memory
         if (const auto view = dlpack::consumer_stream(stream.device(), made_on); view && !view->done()) {
@@ -70,6 +69,9 @@ class python_memory final : public memory_resource {
             usable.record(*view);
             stream.wait(usable);
         }
+        const std::scoped_lock lock(mutex_);
+        owner& added = owners_[address];
+        added = {object.release(), size_bytes};
         return std::bit_cast<std::byte*>(address);
     }
     void deallocate(std::byte* data, std::uint64_t, stream_view) noexcept override {
@@ -82,7 +84,7 @@ class python_memory final : public memory_resource {
         }
         drop(object);
     }
-    /// The object that owns exactly this memory; null if there is none.
+    /// The object that owns exactly these bytes, borrowed; null if there is none.
     PyObject* owner_of(const std::byte* data, std::uint64_t size_bytes) {
         const std::scoped_lock lock(mutex_);
         const auto found = owners_.find(std::bit_cast<std::uintptr_t>(data));
@@ -92,8 +94,8 @@ class python_memory final : public memory_resource {
 
  private:
     struct owner {
-        PyObject* object;  ///< a reference
-        std::uint64_t size_bytes;
+        PyObject* object = nullptr;  ///< an owned reference
+        std::uint64_t size_bytes = 0;
     };
     std::shared_ptr<PyObject> allocate_;
     std::mutex mutex_;
@@ -161,14 +163,17 @@ struct python_options {
     nb::object progress;
 };
 
-/// Whether PyTorch takes elements of this type from a capsule: old versions take no 8-bit floats.
-bool is_known_to_torch(const dtype& type) {
+/// Whether every version of PyTorch takes elements of this type from a capsule: old ones take no 8-bit
+/// floats.
+bool is_taken_by_any_torch(const dtype& type) {
     return dlpack::type_of(type).code < dlpack::type_code::float8_e4m3fn;
 }
 
-/// A tensor for PyTorch: a capsule, or (memory, type, shape). The memory is None if there are no elements.
-/// It is the object of `memory` if that has no other tensors: PyTorch then knows it as its own memory.
-/// Otherwise it is a capsule of bytes, and there is no shape.
+/// What PyTorch makes a tensor of. Returns one of:
+/// (None, type, shape) if there are no elements;
+/// (owner, type, shape) if the tensor takes a whole allocation of `memory`, which the owner has;
+/// (capsule of bytes, type, None) for 8-bit floats;
+/// otherwise a capsule.
 nb::object for_torch(const device_tensor& tensor, python_memory* memory) {
     const auto tuple_with = [&](const nb::object& part, const nb::object& shape) {
         return nb::make_tuple(part, tensor.dtype().descr(), shape);
@@ -178,7 +183,7 @@ nb::object for_torch(const device_tensor& tensor, python_memory* memory) {
         memory == nullptr ? nullptr : memory->owner_of(tensor.data(), tensor.size_bytes());
     if (owner != nullptr) return tuple_with(nb::borrow(owner), tuple_of(tensor.shape()));
     auto exported = to_dlpack<dlpack::managed_tensor>(tensor);
-    if (is_known_to_torch(tensor.dtype())) return capsule_of(std::move(exported));
+    if (is_taken_by_any_torch(tensor.dtype())) return capsule_of(std::move(exported));
     exported->dl_tensor.dtype = dlpack::type_of(dtype::parse("|u1"));
     return tuple_with(capsule_of(std::move(exported)), nb::none());
 }
@@ -222,18 +227,19 @@ nb::tuple for_python(loaded_tensors loaded, const python_options& wanted, memory
     return nb::make_tuple(names, tensors, dict_of(loaded.report));
 }
 
-/// Drops what was given up before and during a call. So after an error, too, the memory is free.
-class dropping {
+/// Drops the references that were given up, at its beginning and at its end. So their memory is free after an
+/// error, too. Needs the GIL.
+class drop_scope {
  public:
-    dropping() noexcept { drop_given_up(); }
-    dropping(const dropping&) = delete;
-    dropping& operator=(const dropping&) = delete;
-    ~dropping() { drop_given_up(); }
+    drop_scope() noexcept { drop_given_up(); }
+    drop_scope(const drop_scope&) = delete;
+    drop_scope& operator=(const drop_scope&) = delete;
+    ~drop_scope() { drop_given_up(); }
 };
 
 nb::tuple load(const tensor_files& files, const std::vector<tensor_request>& requests,
                const python_options& wanted) {
-    const dropping around;
+    const drop_scope around;
     if (wanted.as_capsules) {  // before anything is read
         for (const tensor_request& request : requests)
             check_type(request.name, request.dtype ? *request.dtype : files.tensor(request.name).dtype);
@@ -258,7 +264,7 @@ std::vector<std::filesystem::path> paths_of(const std::vector<file_name>& names)
 /// time for many small tensors.
 nb::tuple load_all(const std::vector<file_name>& files, const std::optional<std::vector<file_name>>& names,
                    const std::string& type, const python_options& wanted) {
-    const dropping around;
+    const drop_scope around;
     const device on = device::parse(wanted.device);
     load_options options = options_of(wanted);
     if (!type.empty()) options.dtype = dtype::parse(type);

@@ -373,7 +373,7 @@ void bind_loaders(nb::module_& module) {
              [](const python_loader& self) {
                  std::shared_ptr<loader> share = self.valid();
                  const gil_release released;
-                 // if it is the last share, it goes without the GIL, also after an exception
+                 // if this is the last owner, the loader ends without the GIL, also after an exception
                  const std::shared_ptr<loader> own = std::move(share);
                  return own->state().to_json();
              })

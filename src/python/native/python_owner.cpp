@@ -56,16 +56,6 @@ void give_up(PyObject* object) noexcept {
     }
 }
 
-/// As PyGILState_Check, which always returns true once there has been a second interpreter.
-bool has_gil() noexcept {
-#if PY_VERSION_HEX >= 0x030D0000
-    PyThreadState* const current = PyThreadState_GetUnchecked();
-#else
-    PyThreadState* const current = _PyThreadState_UncheckedGet();
-#endif
-    return current != nullptr && current == PyGILState_GetThisThreadState();
-}
-
 }  // namespace
 
 std::shared_ptr<PyObject> keep(nanobind::handle object) {
@@ -157,15 +147,10 @@ gil_release::~gil_release() {
 }
 
 void drop(PyObject* object) noexcept {
-    const bool is_known = !all_given_up().ended && PyGILState_GetThisThreadState() != nullptr;
-    if (is_known && has_gil()) {
-        Py_DECREF(object);
-    } else if (is_known && !is_ending()) {
-        const gil_acquire held;
-        Py_DECREF(object);
-    } else {
-        give_up(object);
-    }
+    const bool has_state = !all_given_up().ended && PyGILState_GetThisThreadState() != nullptr;
+    if (!has_state || may_not_take_gil()) return give_up(object);
+    const gil_acquire held;
+    Py_DECREF(object);
 }
 
 }  // namespace pinflow::python

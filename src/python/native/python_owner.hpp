@@ -10,8 +10,10 @@ namespace pinflow::python {
 /// the reference is dropped later, by a thread that has it. Needs the GIL.
 std::shared_ptr<PyObject> keep(nanobind::handle object);
 
-/// Drops a reference: at once on threads that Python knows, otherwise as `keep` does. Takes the GIL if
-/// needed: PyTorch releases it while it frees a tensor. May run Python code, so the caller must hold no lock.
+/// Drops a reference. A thread that has a state of Python drops it at once, and takes the GIL for that:
+/// PyTorch releases the GIL while it frees a tensor. Other threads, and those that may not take the GIL
+/// because Python is ending, leave it as what `keep` returns does. May run Python code, so the caller must
+/// hold no lock.
 void drop(PyObject* object) noexcept;
 
 /// Type slots by which Python's garbage collector finds cycles through `T::kept`, a

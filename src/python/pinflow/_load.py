@@ -30,7 +30,7 @@ class DeviceTensor:
     """A loaded tensor in GPU or host memory, which framework='dlpack' gives: for `cupy.from_dlpack(tensor)`,
     `jax.dlpack.from_dlpack(tensor)` or `tensor.torch()`. The memory is freed when this tensor and everything made of it
     are gone, after the work that is then enqueued on every stream that a consumer named. These streams must live until
-    then: those of `cupy.cuda.Stream()` end with their object."""
+    then: CuPy destroys a stream with its `cupy.cuda.Stream` object."""
 
     __slots__ = ("_tensor", "__weakref__")
 
@@ -106,7 +106,7 @@ def load_files(filenames: Iterable[PathLike], device: Any = "cpu", *, names: Opt
 
     On a GPU, the memory of PyTorch tensors comes from PyTorch's allocator. Tensors of 1 MiB and more are PyTorch's own.
     Smaller ones share blocks of up to 32 MiB: `record_stream` has no effect on them, and their storage cannot be
-    resized. So drop the last tensor of a block only when the work of other streams on it is done. On the CPU, aligned
+    resized. If another stream uses a small tensor, keep it until that work is done, or clone it. On the CPU, aligned
     tensors in C order that need no decoding and no cast are private mappings of the file, if at least 64 KiB of it are
     loaded without being gathered, decoded or cast. Writing to a tensor never changes its file. If the file is written
     to, a mapped tensor may change. If it is truncated, reading the lost part ends the process (SIGBUS). Do not
@@ -225,7 +225,7 @@ def deliver(load: Callable[..., Any], where: str, kind: str, route: str = "auto"
 
 
 def _torch_tensor(torch: Any, where: str, name: str, memory: Any, spelling: str, shape: Optional[Tuple[int, ...]]) -> Any:
-    """A PyTorch tensor of what `_native` returns for it, if that is more than a capsule."""
+    """Makes a PyTorch tensor of a tuple that a load function of `_native` returns for it."""
     dtype = torch_type(torch, spelling, name)
     if shape is None:  # a capsule of bytes
         return torch.utils.dlpack.from_dlpack(memory).view(dtype)
