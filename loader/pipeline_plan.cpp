@@ -43,7 +43,8 @@ unsigned count_threads(const work_facts& work, unsigned threads) noexcept {
         std::clamp(threads * 3 / 4, thresholds.min_beside_registering, thresholds.max_beside_registering);
     if (work.registers) return std::max(1U, std::min(threads - 1, beside));
     if (work.needs_cpu) return threads;
-    const std::uint64_t wanted = work.listed_bytes == 0 ? 0 : thresholds.listed_bytes / work.listed_bytes;
+    const std::uint64_t wanted =
+        work.random_sample_bytes == 0 ? 0 : thresholds.bytes_while_listing / work.random_sample_bytes;
     return static_cast<unsigned>(
         std::min<std::uint64_t>(threads, std::max<std::uint64_t>(thresholds.listing_threads, wanted)));
 }

@@ -24,7 +24,7 @@ struct work_facts {
     bool needs_cpu = false;  ///< the CPU gathers rows of some array
     bool registers = false;  ///< pages are being registered at the same time
     /// Bytes of a sample that cross the link, if the order is random; 0: rows are taken in order.
-    std::uint64_t listed_bytes = 0;
+    std::uint64_t random_sample_bytes = 0;
 };
 /// The number of threads that run the stages of a loader that has `threads` threads.
 unsigned count_threads(const work_facts& work, unsigned threads) noexcept;

@@ -20,10 +20,13 @@ namespace {
 
 using run_clock = std::chrono::steady_clock;
 
-/// The work of a task whose rows do not pass through a staging buffer. Work is measured in bytes to copy.
-constexpr std::uint64_t work_of_fill_task = std::uint64_t{1} << 20;
+/// The most work of a task whose rows do not pass through a staging buffer. Work is measured in bytes to
+/// copy.
+constexpr std::uint64_t max_fill_task_work = std::uint64_t{1} << 20;
 /// A row that is not contiguous with the one before takes at least as long as copying this many bytes.
 constexpr std::uint64_t min_work_of_row = 128;
+/// The same for rows that pass through a staging buffer: copies from the buffers should be long, too.
+constexpr std::uint64_t min_work_of_buffered_row = 32;
 
 /// The jobs of a group in parts, as tasks for threads.
 class fill_tasks {
@@ -49,17 +52,19 @@ class fill_tasks {
  private:
     static std::uint64_t work_of_row(const read_job& job) {
         const row_source& source = job.reader->source();
-        const bool is_contiguous =
-            job.ids.back() - job.ids.front() == job.ids.size() - 1;  // rows seldom repeat
-        // a source that decodes its rows may decode a chunk of them again for each call
+        // if rows repeat, it may be wrong, which does no harm
+        const bool is_contiguous = job.ids.back() - job.ids.front() == job.ids.size() - 1;
+        // a source that decodes its rows may decode a chunk of them again for each call: no smaller tasks
         const bool is_decoded = source.extents().empty();
-        return std::max<std::uint64_t>(source.row_size_bytes(),
-                                       is_contiguous || is_decoded ? 1 : min_work_of_row);
+        const std::uint64_t min_work = is_contiguous || is_decoded ? 1
+                                       : job.is_buffered()         ? min_work_of_buffered_row
+                                                                   : min_work_of_row;
+        return std::max(source.row_size_bytes(), min_work);
     }
     static std::uint64_t work_of(const read_job& job) { return job.ids.size() * work_of_row(job); }
     /// The most work of a task that begins with this job. The rows of a buffered one fit into a buffer.
     std::uint64_t max_work(const read_job& job) const {
-        return job.is_buffered() ? buffer_bytes_ : work_of_fill_task;
+        return job.is_buffered() ? buffer_bytes_ : max_fill_task_work;
     }
     void cut(const read_job& job) {
         if (job.ids.empty()) return;

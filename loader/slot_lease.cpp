@@ -52,7 +52,8 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
     // on a GPU it is the legacy default stream
     if (stream.native_handle() == nullptr && pool_->device().kind() == device_kind::host)
         throw invalid_argument("a null handle is no stream of the host device");
-    if (pool_->device().backend().is_capturing(stream.native_handle())) {
+    device_backend& backend = pool_->device().backend();
+    if (backend.is_capturing(stream.native_handle())) {
         throw unsupported(
             "a batch cannot be used on a stream that is being captured into a CUDA graph: its memory is "
             "reused for later batches. Copy the batch to memory of your own before the capture begins");
@@ -64,9 +65,11 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
         streams_, [&](const stream_view& other) { return other.native_handle() == stream.native_handle(); });
     // the event is made before the stream can read the batch, so that the end of the lease only records it
     if (!known && slot_->uses.size() == streams_.size()) slot_->uses.emplace_back(pool_->device());
-    if (known) return;  // it already waits for the data
-    streams_.push_back(stream);
+    // a known stream already waits for the data, unless each thread has a stream of this handle
+    const bool is_shared = backend.stream_for_marks(stream.native_handle()) == stream.native_handle();
+    if (known && is_shared) return;
     if (slot_->data_mark != nullptr && !slot_->data_mark->known_done()) slot_->data_mark->hold_up(stream);
+    if (!known) streams_.push_back(stream);
 }
 
 void slot_lease::undo() {

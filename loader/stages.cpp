@@ -150,22 +150,12 @@ void stages::begin_batch(slot& slot) const {
     }
 }
 
-/// Uses several threads if there are many row ids.
 void stages::sample(slot_group& group) const {
     struct piece {
         slot* sampled;
         std::size_t begin;
         std::size_t end;
     };
-    std::vector<piece> pieces;
-    std::size_t row_count = 0;
-    for (slot* const each : group.slots) {
-        if (each->error) continue;
-        const std::size_t rows = each->row_ids.size();
-        row_count += rows;
-        for (std::size_t begin = 0; begin < rows; begin += rows_of_sample_task)
-            pieces.push_back({each, begin, std::min(rows, begin + rows_of_sample_task)});
-    }
     const auto before = clock::now();
     std::mutex errors;
     const auto write = [&](const piece& part) {
@@ -180,6 +170,15 @@ void stages::sample(slot_group& group) const {
         }
     };
     try {
+        std::vector<piece> pieces;
+        std::size_t row_count = 0;
+        for (slot* const each : group.slots) {
+            if (each->error) continue;
+            const std::size_t rows = each->row_ids.size();
+            row_count += rows;
+            for (std::size_t begin = 0; begin < rows; begin += rows_of_sample_task)
+                pieces.push_back({each, begin, std::min(rows, begin + rows_of_sample_task)});
+        }
         if (row_count <= min_parallel_rows) {
             std::ranges::for_each(pieces, write);
         } else {

@@ -27,7 +27,8 @@ namespace pinflow::detail {
 /// The work of a loader as a state machine: groups of slots pass the stages sample, fill and deliver. It has
 /// no threads of its own and never waits for the consumer. One thread can run it, and several can share it.
 ///
-///     free slots --sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued, announced
+///     free slots --take, sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued,
+///     announced
 ///
 /// Rows that pass through staging buffers are copied in the stage fill, as soon as a buffer is filled.
 ///
@@ -59,7 +60,7 @@ class stages {
     /// or if an error was delivered.
     /// @throws device_error if asking for free slots fails.
     slot_group* take(std::size_t count);
-    /// Writes the row ids.
+    /// Writes the row ids of the group's batches, with several threads if there are many.
     void sample(slot_group& group) const;
     /// Does the CPU's part of bringing rows to the slots.
     void fill(slot_group& group);

@@ -374,7 +374,7 @@ TEST_CASE("pin order: the nearer a reader is, the more pieces are skipped, and s
     CHECK_FALSE(passed.take(8)->is_ahead);
 }
 
-TEST_CASE("pin order: pieces from the first one on are the last to be left out") {
+TEST_CASE("pin order: what is left out is asked from the piece to begin at on, then from the front") {
     pin_order order(10, false, 6);
     std::vector<std::size_t> asked;
     order.leave_out([&](std::size_t index) {

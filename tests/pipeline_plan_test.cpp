@@ -92,8 +92,8 @@ TEST_CASE("pipeline plan: the number of threads follows the work") {
     CHECK(count_threads({}, 16) == 4);
     CHECK(count_threads({}, 2) == 2);
     // samples of few bytes in random order
-    CHECK(count_threads({.listed_bytes = 128}, 16) == 9);
-    CHECK(count_threads({.listed_bytes = 8}, 16) == 16);
-    CHECK(count_threads({.listed_bytes = 4096}, 16) == 4);
-    CHECK(count_threads({.registers = true, .listed_bytes = 128}, 16) == 12);
+    CHECK(count_threads({.random_sample_bytes = 128}, 16) == 9);
+    CHECK(count_threads({.random_sample_bytes = 8}, 16) == 16);
+    CHECK(count_threads({.random_sample_bytes = 4096}, 16) == 4);
+    CHECK(count_threads({.registers = true, .random_sample_bytes = 128}, 16) == 12);
 }

@@ -72,18 +72,19 @@ TEST_CASE("planner of samples: the size of a row decides between copy engine, ke
         CHECK(transfer_of(gpu, mapped(row_bytes, gib)) == transfer::staged);
 }
 
-TEST_CASE(
-    "planner of samples: few cores leave the smallest rows to a kernel, and so do all if they are in order") {
+TEST_CASE("planner of samples: few cores leave the smallest rows of files to a kernel, in random order") {
     const array_facts labels = mapped(8, gib);
     CHECK(transfer_of(with_cores(gpu, 8), labels) == transfer::staged);
     CHECK(transfer_of(with_cores(gpu, 4), labels) == transfer::kernel);
     array_facts in_memory = labels;
     in_memory.is_file_backed = in_memory.has_files = in_memory.has_any_file = false;
     CHECK(transfer_of(with_cores(gpu, 4), in_memory) == transfer::staged);
-    CHECK(transfer_of(in_order(gpu), labels) == transfer::kernel);
-    sample_facts long_batches = in_order(gpu);
-    long_batches.batch_rows = 8192;
-    CHECK(transfer_of(long_batches, labels) == transfer::copy_engine);
+    for (const array_facts& array : {labels, in_memory}) {
+        CHECK(transfer_of(in_order(with_cores(gpu, 4)), array) == transfer::staged);
+        sample_facts long_batches = in_order(gpu);
+        long_batches.batch_rows = 8192;
+        CHECK(transfer_of(long_batches, array) == transfer::copy_engine);
+    }
 }
 
 TEST_CASE("planner of samples: in file order the size of a batch decides between copy engine and kernel") {

@@ -18,9 +18,10 @@ struct link_profile {
     /// Smaller pieces of files must not use the copy engine. If the stream is idle, CUDA copies them with the
     /// CPU, registered or not, and a truncated file would end the process.
     std::uint64_t min_copied_bytes = 32 << 10;
-    /// In random order, min_staging_threads threads gather rows up to this size faster than a kernel: 52 and
-    /// 104 B, 65536 a batch, at 29 GB/s with 16 cores, at 18 with 4; kernels reach 20. Rows of memory are
-    /// gathered by any number of threads: pages of small arrays often cannot be registered.
+    /// Rows up to this size that are not for the copy engine are gathered by the CPU. In random order only
+    /// with min_staging_threads threads: samples of 52, 104 and 4 B, 65,536 a batch, arrive at 29 GB/s with
+    /// 16 threads, at 18 with 4, by kernels at 20. Rows of arrays in memory with any number: pages of small
+    /// ones often cannot be registered.
     std::uint64_t max_trivial_bytes = 64;
     /// From this row size on, a kernel is nearly as fast in any order.
     std::uint64_t min_unsorted_bytes = 2 << 10;
@@ -87,11 +88,12 @@ struct link_profile {
     /// From this number on, two threads enqueue the copies of a group, if at most one group is still being
     /// copied. One thread takes some 0.9 us a copy, or more, and the link moves 48 KiB in that time.
     std::size_t min_split_copies = 128;
-    /// The threads of a loader that only computes row numbers and addresses, for kernels and the copy engine.
+    /// The threads of a loader that only computes row ids and addresses, for kernels and the copy engine.
+    /// More for small samples in random order: see bytes_while_listing.
     unsigned listing_threads = 4;
-    /// In random order, samples of fewer bytes than this divided by listing_threads need more threads: one
-    /// takes some 25 ns a row, in which the link moves this many bytes.
-    std::uint64_t listed_bytes = 1250;
+    /// What the link moves while one thread computes the id and the addresses of a sample in random order,
+    /// some 25 ns.
+    std::uint64_t bytes_while_listing = 1250;
 
     // ---- the consumer
     /// If a loader's full groups have this size or more, `next` waits for the data of every batch on the
@@ -105,7 +107,8 @@ struct link_profile {
     std::uint64_t min_sorted_bytes = 1 << 20;
     /// In larger tables, kernels alone move short rows at 26 to 35 GB/s; with the CPU's help 39 to 50.
     std::uint64_t huge_table_bytes = std::uint64_t{32} << 30;
-    unsigned min_staging_threads = 8;               ///< from this many on, the CPU's help pays off
+    /// From this many on, the CPU's help pays off, also for small rows of loaders.
+    unsigned min_staging_threads = 8;
     std::uint64_t min_copied_row_bytes = 16 << 10;  ///< from this row size on, `tune` tries one copy per row
     std::uint64_t min_staging_bytes = 256 << 10;    ///< smaller staging buffers are used only if required
     std::uint64_t large_table_bytes = std::uint64_t{8} << 30;  ///< tables of more bytes are large

@@ -117,11 +117,11 @@ transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array)
     if (array.size_bytes() == 0) return only({staged}, "there are no bytes to move");
     if (!array.is_mapped && !array.is_partly_mapped)
         return only({staged}, fmt::format("{} {}", array.name, array.not_mapped_reason));
-    const bool has_threads = sample.is_guarded && sample.cores >= thresholds.min_staging_threads;
-    if (array.row_bytes <= thresholds.max_trivial_bytes && !sample.is_in_order &&
-        (has_threads || !array.is_file_backed))
-        return only({staged}, "the CPU gathers rows this small faster than a kernel");
     const bool by_engine = average_run_rows(sample, array) * array.row_bytes >= thresholds.min_engine_bytes;
+    const bool has_threads = sample.is_in_order || sample.cores >= thresholds.min_staging_threads;
+    if (array.row_bytes <= thresholds.max_trivial_bytes && !by_engine &&
+        (!array.is_file_backed || (sample.is_guarded && has_threads)))
+        return only({staged}, "the CPU gathers rows of so few bytes");
     const bool reads = by_engine && array.has_files && sample.cores >= thresholds.min_reading_cores;
     const std::optional<registration> pages = plan_registration(sample, array);
     if (!pages)

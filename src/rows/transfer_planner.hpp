@@ -138,8 +138,8 @@ rated_plan plan_call(const call_facts& call, std::optional<rated_plan> measured 
 
 /// The gather plans that are worth measuring: kernel unsorted, kernel sorted, then others.
 std::vector<transfer_plan> gather_candidates(const call_facts& call);
-/// The hybrid plan: kernel and staging at once. They share the link, with shares by the rate that each
-/// reached alone, so that both finish at the same time.
+/// The hybrid plan: kernel and staging at once. They share the link, so each gets a part of the rows by the
+/// rate that it reached alone, and both finish at the same time.
 transfer_plan hybrid_candidate(const call_facts& call, double kernel_gbps, double staged_gbps);
 /// Returns the fastest plan of `measured`, which must not be empty. A later plan replaces the best so far
 /// only if it is faster by `min_gain` of the thresholds.
