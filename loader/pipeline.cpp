@@ -112,9 +112,9 @@ void loader::pipeline::plan(std::vector<std::shared_ptr<const row_source>> sourc
         .pinning = {.budget_bytes = options_.pin_budget_bytes, .limit = options_.pin_limit},
         .is_stopped = [pool = pool_] { return pool->stopped(); }};
     const auto is_held = [](const detail::sample_array& each) { return each.plan.main() == transfer::held; };
-    for (const detail::sample_array& each : arrays) {
-        if (!sample.is_in_order && !is_held(each)) random_sample_bytes_ += each.row_bytes();
-    }
+    for (const detail::sample_array& each : arrays)
+        sample_bytes_ += is_held(each) ? 0 : each.row_bytes();
+    is_in_order_ = sample.is_in_order;
     const auto needs_kernels = [&](const detail::sample_array& each) {
         return !sample.on_host && (each.plan.main() == transfer::kernel || is_held(each));
     };
@@ -164,7 +164,7 @@ std::shared_ptr<detail::slot_lease> loader::pipeline::next(detail::lease_when wh
 // ---- the driver ------------------------------------------------------------------------------------------
 
 unsigned loader::pipeline::wanted_threads() const noexcept {
-    detail::work_facts work{.random_sample_bytes = random_sample_bytes_};
+    detail::work_facts work{.is_in_order = is_in_order_, .sample_bytes = sample_bytes_};
     for (const auto& array : transfers_) {
         work.needs_cpu = work.needs_cpu || array->needs_cpu();
         work.registers = work.registers || (array->pages() != nullptr && !array->pages()->finished());

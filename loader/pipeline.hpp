@@ -68,10 +68,11 @@ class loader::pipeline {
     detail::worker_threads workers_;
     tbb::task_arena arena_;
 
-    std::uint64_t slot_bytes_ = 0;           ///< as loader_report's
-    std::size_t group_size_ = 1;             ///< batches that are filled together
-    std::uint64_t random_sample_bytes_ = 0;  ///< as work_facts
-    std::string slots_reason_;               ///< as loader_report's
+    std::uint64_t slot_bytes_ = 0;    ///< as loader_report's
+    std::size_t group_size_ = 1;      ///< batches that are filled together
+    bool is_in_order_ = false;        ///< as work_facts
+    std::uint64_t sample_bytes_ = 0;  ///< as work_facts
+    std::string slots_reason_;        ///< as loader_report's
     std::shared_ptr<detail::slot_pool> pool_;
     std::vector<std::unique_ptr<detail::array_transfer>> transfers_;
     detail::file_checks checks_;

@@ -43,8 +43,9 @@ unsigned count_threads(const work_facts& work, unsigned threads) noexcept {
         std::clamp(threads * 3 / 4, thresholds.min_beside_registering, thresholds.max_beside_registering);
     if (work.registers) return std::max(1U, std::min(threads - 1, beside));
     if (work.needs_cpu) return threads;
-    const std::uint64_t wanted =
-        work.random_sample_bytes == 0 ? 0 : thresholds.bytes_while_listing / work.random_sample_bytes;
+    const std::uint64_t moved_bytes =
+        work.is_in_order ? thresholds.bytes_while_listing_in_order : thresholds.bytes_while_listing;
+    const std::uint64_t wanted = work.sample_bytes == 0 ? 0 : moved_bytes / work.sample_bytes;
     return static_cast<unsigned>(
         std::min<std::uint64_t>(threads, std::max<std::uint64_t>(thresholds.listing_threads, wanted)));
 }

@@ -23,8 +23,8 @@ group_plan plan_groups(const sample_facts& sample, std::span<const sample_array>
 struct work_facts {
     bool needs_cpu = false;  ///< the CPU gathers rows of some array
     bool registers = false;  ///< pages are being registered at the same time
-    /// Bytes of a sample that cross the link, if the order is random; 0: rows are taken in order.
-    std::uint64_t random_sample_bytes = 0;
+    bool is_in_order = false;
+    std::uint64_t sample_bytes = 0;  ///< that cross the link
 };
 /// The number of threads that run the stages of a loader that has `threads` threads.
 unsigned count_threads(const work_facts& work, unsigned threads) noexcept;

@@ -89,11 +89,12 @@ TEST_CASE("pipeline plan: the number of threads follows the work") {
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 2) == 1);
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 64) == 12);
     CHECK(count_threads({.needs_cpu = true, .registers = true}, 1) == 1);
-    CHECK(count_threads({}, 16) == 4);
-    CHECK(count_threads({}, 2) == 2);
-    // samples of few bytes in random order
-    CHECK(count_threads({.random_sample_bytes = 128}, 16) == 9);
-    CHECK(count_threads({.random_sample_bytes = 8}, 16) == 16);
-    CHECK(count_threads({.random_sample_bytes = 4096}, 16) == 4);
-    CHECK(count_threads({.registers = true, .random_sample_bytes = 128}, 16) == 12);
+    CHECK(count_threads({.sample_bytes = 4096}, 16) == 4);
+    CHECK(count_threads({.sample_bytes = 4096}, 2) == 2);
+    // samples of few bytes
+    CHECK(count_threads({.is_in_order = true, .sample_bytes = 128}, 16) == 4);
+    CHECK(count_threads({.is_in_order = true, .sample_bytes = 4}, 16) == 16);
+    CHECK(count_threads({.sample_bytes = 128}, 16) == 9);
+    CHECK(count_threads({.sample_bytes = 8}, 16) == 16);
+    CHECK(count_threads({.registers = true, .sample_bytes = 128}, 16) == 12);
 }

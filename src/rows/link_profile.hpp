@@ -89,11 +89,12 @@ struct link_profile {
     /// copied. One thread takes some 0.9 us a copy, or more, and the link moves 48 KiB in that time.
     std::size_t min_split_copies = 128;
     /// The threads of a loader that only computes row ids and addresses, for kernels and the copy engine.
-    /// More for small samples in random order: see bytes_while_listing.
+    /// More for small samples: see bytes_while_listing.
     unsigned listing_threads = 4;
-    /// What the link moves while one thread computes the id and the addresses of a sample in random order,
-    /// some 25 ns.
+    /// What the link moves while one thread computes the id and the addresses of a sample: some 25 ns in
+    /// random order, 2 in order.
     std::uint64_t bytes_while_listing = 1250;
+    std::uint64_t bytes_while_listing_in_order = 100;
 
     // ---- the consumer
     /// If a loader's full groups have this size or more, `next` waits for the data of every batch on the
