@@ -199,15 +199,22 @@ void loader::pipeline::run_stages(std::size_t first_count) {
     using detail::slot_group;
     const unsigned threads = wanted_threads();
     std::size_t count = first_count;
+    // On the host, groups that are sampled one after the other are also filled one after the other: their
+    // slots stay in the CPU's cache. For a GPU, all threads have to sample if rows are small.
+    const bool samples_first = device().kind() == device_kind::host;
     const auto take = [&](tbb::flow_control& control) -> slot_group* {
         // otherwise restart, with another number of threads or after a fork
         const bool goes_on = threads == wanted_threads() && !detail::is_fork_pending();
         slot_group* const group = goes_on ? stages_->take(std::exchange(count, group_size_)) : nullptr;
-        if (group == nullptr) control.stop();
+        if (group == nullptr) {
+            control.stop();
+        } else if (samples_first) {
+            stages_->sample(*group);
+        }
         return group;
     };
     const auto fill = [&](slot_group* group) {
-        stages_->sample(*group);
+        if (!samples_first) stages_->sample(*group);
         stages_->fill(*group);
         return group;
     };
