@@ -66,8 +66,8 @@ void slot_lease::use_on(stream_view stream, std::shared_ptr<const void> owner) {
     // the event is made before the stream can read the batch, so that the end of the lease only records it
     if (!known && slot_->uses.size() == streams_.size()) slot_->uses.emplace_back(pool_->device());
     // a known stream already waits for the data, unless each thread has a stream of this handle
-    const bool is_shared = backend.stream_for_marks(stream.native_handle()) == stream.native_handle();
-    if (known && is_shared) return;
+    const bool is_one_stream = backend.stream_for_marks(stream.native_handle()) == stream.native_handle();
+    if (known && is_one_stream) return;
     if (slot_->data_mark != nullptr && !slot_->data_mark->known_done()) slot_->data_mark->hold_up(stream);
     if (!known) streams_.push_back(stream);
 }

@@ -27,8 +27,7 @@ namespace pinflow::detail {
 /// The work of a loader as a state machine: groups of slots pass the stages sample, fill and deliver. It has
 /// no threads of its own and never waits for the consumer. One thread can run it, and several can share it.
 ///
-///     free slots --take, sample--> row ids --fill--> rows staged, copies listed --deliver--> enqueued,
-///     announced
+///     free slots --take, sample--> row ids --fill--> rows staged, copies listed --deliver--> announced
 ///
 /// Rows that pass through staging buffers are copied in the stage fill, as soon as a buffer is filled.
 ///

@@ -92,9 +92,9 @@ struct link_profile {
     /// More for small samples: see bytes_while_listing.
     unsigned listing_threads = 4;
     /// What the link moves while one thread computes the id and the addresses of a sample: some 25 ns in
-    /// random order, 2 in order.
+    /// random order, 3 in order.
     std::uint64_t bytes_while_listing = 1250;
-    std::uint64_t bytes_while_listing_in_order = 100;
+    std::uint64_t bytes_while_listing_in_order = 150;
 
     // ---- the consumer
     /// If a loader's full groups have this size or more, `next` waits for the data of every batch on the

@@ -210,6 +210,7 @@ load_options options_of(const python_options& wanted) {
 
 /// @return (names, tensors, report): the tensors are DeviceTensor objects, or what for_torch returns.
 nb::tuple for_python(loaded_tensors loaded, const python_options& wanted, memory_resource* resource) {
+    auto* const memory = dynamic_cast<python_memory*>(resource);
     if (wanted.as_capsules) {
         for (const device_tensor& tensor : loaded.tensors)
             check_type(tensor.name(), tensor.dtype());
@@ -219,7 +220,7 @@ nb::tuple for_python(loaded_tensors loaded, const python_options& wanted, memory
     for (device_tensor& tensor : loaded.tensors) {
         names.append(text_of(tensor.name()));
         if (wanted.as_capsules) {
-            tensors.append(for_torch(tensor, dynamic_cast<python_memory*>(resource)));
+            tensors.append(for_torch(tensor, memory));
         } else {
             tensors.append(nb::cast(std::make_shared<device_tensor>(std::move(tensor))));
         }
