@@ -471,7 +471,7 @@ TEST_CASE("descriptor_cache: a process can be forked while its threads open file
         });
     }
     int failures = 0;
-    for (int count = 0; count < 300; ++count) {
+    for (int count = 0; count < (sanitized ? 60 : 300); ++count) {
         const bool held = holds_in_child([&] {
             ::alarm(30);  // ends the child if it hangs
             return reads_right(input_file(folder / "0"), 0);

@@ -87,7 +87,7 @@ void check_program(const device& device, embedding_options options, std::mt19937
 /// How many random programs run on a device. PINFLOW_TEST_PROGRAMS sets another number.
 int random_programs() {
     const char* const asked = std::getenv("PINFLOW_TEST_PROGRAMS");
-    return asked == nullptr ? 2000 : std::atoi(asked);
+    return asked == nullptr ? (sanitized ? 300 : 2000) : std::atoi(asked);
 }
 
 }  // namespace

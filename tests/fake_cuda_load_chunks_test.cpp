@@ -18,6 +18,7 @@
 #include "pinflow/load.hpp"
 #include "tests/api/load/stored_orders.hpp"
 #include "tests/load_backend.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // Loads of chunked HDF5 datasets, which several threads decode in parts or in boxes.
@@ -99,6 +100,7 @@ void check_loads(const std::filesystem::path& path, const model_tensor& tensor, 
         CHECK(backend.wrong_conversions == 0);
         if (expected.size() == tensor.bytes.size())
             CHECK((backend.converted_elements == expected.size() / sizeof(float)) == is_in_boxes);
+        if (sanitized && request.slice) continue;  // the box of all axes is cast
         request.dtype = dtype::parse("<f8");
         for (const device& device : {device::host(), backend.device()})
             CHECK(bytes_of(files.load({&request, 1}, device).tensors[0]) == as_doubles(expected));

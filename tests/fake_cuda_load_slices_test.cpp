@@ -15,6 +15,7 @@
 #include "pinflow/load.hpp"
 #include "src/device/page_releaser.hpp"
 #include "tests/load_backend.hpp"
+#include "tests/support/sanitized.hpp"
 #include "tests/support/temporary_folder.hpp"
 
 // Loads of slices with gaps between their bytes, to a device that page-locks.
@@ -193,7 +194,7 @@ TEST_CASE("load: random boxes of random tensors are loaded, from pages and throu
     std::mt19937_64 random(20261130);
     const auto below = [&](std::uint64_t limit) { return random() % limit; };
     std::uint64_t staged_strided_bytes = 0;
-    for (unsigned round = 0; round < 24; ++round) {
+    for (unsigned round = 0; round < (sanitized ? 9 : 24); ++round) {
         CAPTURE(round);
         std::vector<model_tensor> model;
         std::vector<tensor_request> requests;

@@ -7,6 +7,7 @@
 #include "devices.hpp"
 #include "model_files.hpp"
 #include "pinflow/formats/npy.hpp"
+#include "sanitized.hpp"
 #include "stored_orders.hpp"
 #include "temporary_folder.hpp"
 
@@ -18,7 +19,8 @@ namespace {
 
 std::vector<model_tensor> tensors_to_store() {
     std::vector<model_tensor> tensors;
-    for (const char* const type : {"<f4", "<f8", "<i2", "<c8", "<c16", "<U1", "<U3", "<f2", "<M8[s]"}) {
+    for (const char* const type : {"<f4", "<f8", "<i2", "<c16", "<U3", "<c8", "<U1", "<f2", "<M8[s]"}) {
+        if (sanitized && std::string_view(type) == "<c8") break;  // the rest has elements of these sizes
         const auto add = [&](const std::string& name, const shape_vector& shape) {
             tensors.push_back(
                 random_tensor(std::to_string(tensors.size()) + name, dtype::parse(type), shape));
@@ -81,7 +83,8 @@ TEST_CASE("load: tensors in Fortran order and big-endian ones are cast as others
     const temporary_folder folder;
     std::vector<model_tensor> tensors;
     for (const char* const type : {"<f2", "<f4", "<f8", "<i4"})
-        tensors.push_back(random_tensor(std::string(type).substr(1), dtype::parse(type), {611, 977}));
+        tensors.push_back(
+            random_tensor(std::string(type).substr(1), dtype::parse(type), {sanitized ? 101 : 611, 977}));
     write_model(folder / "expected.safetensors", tensors);
     const tensor_files plain({folder / "expected.safetensors"});
     for (const stored_order& order : changed_orders) {
