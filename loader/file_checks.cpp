@@ -1,14 +1,11 @@
 #include "loader/file_checks.hpp"
 
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
-#include <tbb/task_arena.h>
-
 #include <algorithm>
 #include <limits>
 #include <utility>
 
 #include "pinflow/file.hpp"
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -72,12 +69,10 @@ void file_checks::checked_source::check_all() const {
         // also for sources without known files
         return source->check_unchanged();
     }
-    tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(tbb::blocked_range<std::size_t>(0, files.size(), task_files),
-                          [&](const tbb::blocked_range<std::size_t>& part) {
-                              for (std::size_t i = part.begin(); i != part.end(); ++i)
-                                  files[i]->check_unchanged();
-                          });
+    run_in_parallel((files.size() + task_files - 1) / task_files, [&](std::size_t task) {
+        const std::size_t begin = task * task_files;
+        for (std::size_t i = begin; i != std::min(begin + task_files, files.size()); ++i)
+            files[i]->check_unchanged();
     });
 }
 

@@ -2,6 +2,7 @@
 
 #include <tbb/blocked_range.h>
 #include <tbb/parallel_reduce.h>
+#include <tbb/task_group.h>
 
 #include <algorithm>
 #include <cstring>
@@ -115,6 +116,8 @@ std::optional<std::uint64_t> digest_of_rows(std::span<const digest_array> arrays
     const bool has_long = std::ranges::any_of(arrays, is_long);
     try {
         start_worker_threads();
+        // isolated from the caller's cancellation, which would leave rows out of the digest
+        tbb::task_group_context context(tbb::task_group_context::isolated);
         return tbb::parallel_reduce(
             tbb::blocked_range<std::uint64_t>(0, row_count, samples_per_task), std::uint64_t{0},
             [&](const auto& range, std::uint64_t sum) {
@@ -124,7 +127,7 @@ std::optional<std::uint64_t> digest_of_rows(std::span<const digest_array> arrays
                 return sum +
                        guarded([&] { return digest_of_short_rows(arrays, range.begin(), range.end()); });
             },
-            std::plus<>());
+            std::plus<>(), context);
     } catch (const lost_pages&) {
         return std::nullopt;
     }

@@ -1,6 +1,5 @@
 #include "src/train/row_groups.hpp"
 
-#include <tbb/parallel_for.h>
 #include <tbb/task_arena.h>
 
 #include <algorithm>
@@ -8,6 +7,8 @@
 #include <bit>
 #include <cstddef>
 #include <utility>
+
+#include "src/core/worker_threads.hpp"
 
 namespace pinflow::detail {
 
@@ -24,11 +25,7 @@ template <typename Work>
 void for_parts(std::size_t parts, std::size_t count, Work work) {
     const auto begin_of = [&](std::size_t part) { return count * part / parts; };
     if (parts == 1) return work(std::size_t{0}, std::size_t{0}, count);
-    // isolated, so that this thread does not begin other work while it waits
-    tbb::this_task_arena::isolate([&] {
-        tbb::parallel_for(std::size_t{0}, parts,
-                          [&](std::size_t part) { work(part, begin_of(part), begin_of(part + 1)); });
-    });
+    run_in_parallel(parts, [&](std::size_t part) { work(part, begin_of(part), begin_of(part + 1)); });
 }
 
 }  // namespace

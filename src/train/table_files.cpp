@@ -1,6 +1,4 @@
 #include <fmt/format.h>
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cstring>
@@ -17,6 +15,7 @@
 #include "src/core/cast.hpp"
 #include "src/core/element_stream.hpp"
 #include "src/core/quote.hpp"
+#include "src/core/worker_threads.hpp"
 #include "src/train/table_state.hpp"
 
 // All rows of an embedding table from and to files, some records at a time.
@@ -45,12 +44,12 @@ struct record_part {
 /// Calls work(record index) for all records, with several threads.
 template <typename Work>
 void for_each_record(std::uint64_t count, Work work) {
-    constexpr std::size_t records_of_task = 256;
-    tbb::parallel_for(tbb::blocked_range<std::uint64_t>(0, count, records_of_task),
-                      [&](const tbb::blocked_range<std::uint64_t>& rows) {
-                          for (std::uint64_t row = rows.begin(); row < rows.end(); ++row)
-                              work(row);
-                      });
+    constexpr std::uint64_t records_of_task = 256;
+    detail::run_in_parallel((count + records_of_task - 1) / records_of_task, [&](std::size_t task) {
+        const std::uint64_t begin = task * records_of_task;
+        for (std::uint64_t row = begin; row < std::min(begin + records_of_task, count); ++row)
+            work(row);
+    });
 }
 
 record_part weights_part(const embedding_options& options) {

@@ -1,6 +1,4 @@
 #include <fmt/format.h>
-#include <tbb/blocked_range.h>
-#include <tbb/parallel_for.h>
 
 #include <algorithm>
 #include <cstring>
@@ -118,10 +116,12 @@ std::span<std::byte> embedding_table::state::host_records() noexcept {
 
 /// Writes new records for the rows from `first_row` on: the first weights, and zeros for all else.
 void embedding_table::state::fill(std::uint64_t first_row, std::span<std::byte> records) const {
-    const tbb::blocked_range<std::uint64_t> all(0, records.size() / layout.size_bytes, 64);
-    tbb::parallel_for(all, [&](const tbb::blocked_range<std::uint64_t>& rows) {
+    constexpr std::uint64_t rows_of_task = 64;
+    const std::uint64_t row_count = records.size() / layout.size_bytes;
+    detail::run_in_parallel((row_count + rows_of_task - 1) / rows_of_task, [&](std::size_t task) {
         std::vector<float> weights(options.columns);
-        for (std::uint64_t row = rows.begin(); row < rows.end(); ++row) {
+        const std::uint64_t begin = task * rows_of_task;
+        for (std::uint64_t row = begin; row < std::min(begin + rows_of_task, row_count); ++row) {
             const std::span<std::byte> record = records.subspan(row * layout.size_bytes, layout.size_bytes);
             std::ranges::fill(record, std::byte{0});
             if (!options.weights) continue;
@@ -162,11 +162,11 @@ void embedding_table::state::grow(std::uint64_t row_count) {
     const std::uint64_t host_rows = row_count - options.device_rows;
     const auto memory = std::make_shared<pinned_buffer>(host_rows * layout.size_bytes, device);
     const std::span<const std::byte> old = host_records();
-    tbb::parallel_for(tbb::blocked_range<std::size_t>(0, old.size(), fill_bytes),
-                      [&](const tbb::blocked_range<std::size_t>& bytes) {
-                          std::memcpy(memory->data() + bytes.begin(), old.data() + bytes.begin(),
-                                      bytes.size());
-                      });
+    detail::run_in_parallel((old.size() + fill_bytes - 1) / fill_bytes, [&](std::size_t piece) {
+        const std::size_t begin = piece * fill_bytes;
+        std::memcpy(memory->data() + begin, old.data() + begin,
+                    std::min<std::size_t>(fill_bytes, old.size() - begin));
+    });
     fill(options.row_count, memory->bytes().subspan(old.size()));
     exchange_rows({memory->bytes(), layout.size_bytes, dtype::of<std::byte>(), memory});
     groups_on_device_ = can_group_on_device();
