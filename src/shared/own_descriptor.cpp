@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <set>
@@ -22,7 +23,11 @@ class registry {
         return *only;
     }
 
-    int add(const std::function<int()>& open) {
+    struct added {
+        int descriptor;
+        std::uint64_t fork_count;
+    };
+    added add(const std::function<int()>& open) {
         const std::lock_guard lock(mutex_);
         const int descriptor = open();
         try {
@@ -31,13 +36,16 @@ class registry {
             system::close(descriptor);
             throw;
         }
-        return descriptor;
+        return {descriptor, fork_count_};
     }
 
-    void close(int descriptor) noexcept {
+    /// @param fork_count that of `add`. A child made by fork has closed the descriptors of its parent
+    /// already, and may have opened others with the same numbers.
+    void close(int descriptor, std::uint64_t fork_count) noexcept {
         const std::lock_guard lock(mutex_);
-        // a child made by fork has closed it already
-        if (descriptors_.erase(descriptor) != 0) system::close(descriptor);
+        if (fork_count != fork_count_) return;
+        descriptors_.erase(descriptor);
+        system::close(descriptor);
     }
 
  private:
@@ -52,23 +60,28 @@ class registry {
         for (const int descriptor : descriptors_)
             ::close(descriptor);
         descriptors_.clear();
+        ++fork_count_;
         mutex_.unlock();
     }
 
     std::mutex mutex_;
     std::set<int> descriptors_;
+    std::uint64_t fork_count_ = 0;  ///< how many forks lie between this process and the first one
 };
 
 }  // namespace
 
-own_descriptor::own_descriptor(const std::function<int()>& open)
-    : descriptor_(registry::process().add(open)) {}
+own_descriptor::own_descriptor(const std::function<int()>& open) {
+    const registry::added added = registry::process().add(open);
+    descriptor_ = added.descriptor;
+    fork_count_ = added.fork_count;
+}
 
 own_descriptor::own_descriptor(own_descriptor&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)) {}
+    : descriptor_(std::exchange(other.descriptor_, -1)), fork_count_(other.fork_count_) {}
 
 own_descriptor::~own_descriptor() {
-    if (descriptor_ != -1) registry::process().close(descriptor_);
+    if (descriptor_ != -1) registry::process().close(descriptor_, fork_count_);
 }
 
 }  // namespace pinflow::detail

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 namespace pinflow::detail {
@@ -18,7 +19,8 @@ class own_descriptor {
     int get() const noexcept { return descriptor_; }
 
  private:
-    int descriptor_;
+    int descriptor_ = -1;
+    std::uint64_t fork_count_ = 0;  ///< when it was opened
 };
 
 }  // namespace pinflow::detail

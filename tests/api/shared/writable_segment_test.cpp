@@ -141,6 +141,26 @@ TEST_CASE("writable_segment: a child made by fork has neither the lock nor the m
     }));
 }
 
+TEST_CASE("writable_segment: a child that drops its parent's segment keeps the lock of its own") {
+    const test_segments segments;
+    const auto create = [&](const char* name) {
+        return writable_segment::create(name, dtype::of<float>(), {4, 2}, segments.folder());
+    };
+    auto inherited = std::optional(create("a"));
+    CHECK(holds_in_child([&] {
+        const writable_segment own = create("b");
+        inherited.reset();
+        return holds_in_child([&] {
+            try {
+                const writable_segment second("b", segments.folder());
+            } catch (const error&) {
+                return true;  // it has a writer
+            }
+            return false;
+        });
+    }));
+}
+
 TEST_CASE("writable_segment: rows are scattered into it, and readers see them") {
     on_each_device([](const device& device) {
         const test_segments segments;
