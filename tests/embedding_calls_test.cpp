@@ -293,6 +293,8 @@ TEST_CASE("embedding table: wrong ids, leases and options are refused, and nothi
         }
         table.prefetch(ids);
         CHECK_THROWS_AS(table.prefetch(ids), invalid_argument);
+        const std::span<const std::uint64_t> nowhere(static_cast<const std::uint64_t*>(nullptr), ids.size());
+        CHECK_THROWS_AS(table.fetch(nowhere, stream), invalid_argument);
         embedding_lease lease = table.fetch(ids, stream);
         const std::byte* const weights = lease.weights();
         CHECK_THROWS_AS(other.commit(std::move(lease), weights, dtype::of<float>(), stream),
@@ -398,6 +400,32 @@ TEST_CASE("embedding table: a new rate is that of later commits, on any stream")
         CHECK(rate_of(table.options().rule) == 0.25);
         CHECK_THROWS_AS(table.set_rate(-1, first), invalid_argument);
     });
+}
+
+TEST_CASE("embedding table: of the rates set on two streams the later one stays, whichever stream is late") {
+    embedding_options options;
+    options.row_count = 2;
+    options.columns = 1;
+    options.rule = sgd{.rate = 1.0};
+    options.max_batch_ids = 1;
+    const stream late(device::host());
+    const stream stream(device::host());
+    embedding_table table(options, device::host());
+    const std::vector<float> ones(1, 1);
+    gate gate;
+    hold(late, gate);
+    table.set_rate(0.5, late);
+    table.set_rate(0.25, stream);
+    gate.open();
+    late.synchronize();
+    stream.synchronize();
+    const std::vector<std::uint64_t> ids{1};
+    table.commit(table.fetch(ids, stream), reinterpret_cast<const std::byte*>(ones.data()),
+                 dtype::of<float>(), stream);
+    stream.synchronize();
+    float weight = 0;
+    table.read_weights(ids, std::as_writable_bytes(std::span(&weight, 1)));
+    CHECK(weight == -0.25F);
 }
 
 TEST_CASE("embedding table: while a lease is kept, 1 + 2 * look_ahead others can be committed") {

@@ -116,6 +116,7 @@ void embedding_table::state::set_rate(double rate, stream_view stream) {
     check_settings(changed);
     for (const std::unique_ptr<table_step>& step : steps_)
         stream.wait(step->updated);  // earlier commits use the old rate
+    stream.wait(rate_set_);          // another stream may still have to write an earlier rate
     auto* const numbers = reinterpret_cast<std::byte*>(rule_memory_.data());
     device.backend().set_number(reinterpret_cast<double*>(numbers + offsetof(detail::rule_numbers, rate)),
                                 rate, stream.native_handle());

@@ -335,7 +335,8 @@ table_step& embedding_table::state::fetch(row_ids ids, stream_view stream) {
     throw_wrong_ids();
     if (ids.size() == 0) ids = std::span<const std::uint64_t>();  // the device has nothing to group
     const auto found = std::ranges::find_if(prefetched_, [&](const table_step* each) {
-        return !ids.on_device() && std::ranges::equal(each->requested, std::span(ids.data(), ids.size()));
+        return !ids.on_device() && (ids.data() != nullptr || ids.size() == 0) &&
+               std::ranges::equal(each->requested, std::span(ids.data(), ids.size()));
     });
     table_step* step = nullptr;
     if (found != prefetched_.end()) {
