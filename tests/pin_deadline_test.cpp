@@ -242,6 +242,29 @@ TEST_CASE("pin: a range can be waited for while the rest is registered") {
     CHECK_FALSE(worker.wait_for(data, 8 * page, std::chrono::hours(1)));  // only the eighth piece was refused
 }
 
+TEST_CASE("pin: nobody waits for pages that are refused, or do not fit the budget") {
+    const temporary_folder folder;
+    const auto file = map_pattern(folder / "x.bin", 8 * page);
+    const std::byte* const data = file->data();
+    fake_locker locker;
+    locker.permits = 2;
+    locker.fail_at_call = 2;
+    pin_registry registry;
+    const pin_worker worker({range_of(file)}, locker, registry,
+                            {.budget_bytes = 6 * page, .piece_bytes = page}, &generous);
+    CHECK_FALSE(worker.wait_for(data + page, page, std::chrono::hours(1)));      // refused
+    CHECK_FALSE(worker.wait_for(data + 7 * page, page, std::chrono::hours(1)));  // beyond the budget
+    CHECK_FALSE(worker.wait_for(data + 5 * page, 2 * page, std::chrono::hours(1)));
+    CHECK_FALSE(worker.finished());
+    CHECK(worker.may_cover(data, page));
+    CHECK(worker.may_cover(data + 2 * page, 4 * page));
+    CHECK_FALSE(worker.may_cover(data, 2 * page));
+    CHECK_FALSE(worker.may_cover(data + 5 * page, 4 * page));  // ends outside
+    locker.allow(100);
+    CHECK_FALSE(worker.wait());
+    CHECK(worker.may_cover(data + 2 * page, 4 * page));
+}
+
 TEST_CASE("pin: a forked child leaves everything to its parent") {
     const temporary_folder folder;
     const auto file = map_pattern(folder / "x.bin", 4 * page);

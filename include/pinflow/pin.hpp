@@ -130,6 +130,9 @@ class pinned_pages {
 
     /// Whether all `size_bytes` at `data` are registered by now. Never waits, takes no lock.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
+    /// Whether `covers` is true, or may become true: false once one of these pages has been refused or left
+    /// out, or nothing more will be registered. Never waits, takes no lock.
+    bool may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     /// The run of bytes from `data` on, at most `size_bytes`, that have the same state as the first byte:
     /// registered by now, or not. Never waits, takes no lock.
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
@@ -148,8 +151,8 @@ class pinned_pages {
     /// Waits until nothing more will be registered.
     /// @return whether everything is registered.
     bool wait() const;
-    /// Waits until all `size_bytes` at `data` are registered, until nothing more will be registered, or until
-    /// `timeout` has passed.
+    /// Waits until all `size_bytes` at `data` are registered, until `may_cover` is false, or until `timeout`
+    /// has passed.
     /// @return whether they are registered.
     bool wait_for(const std::byte* data, std::uint64_t size_bytes, std::chrono::nanoseconds timeout) const;
     /// Waits as `wait` does.

@@ -72,6 +72,10 @@ bool pinned_pages::covers(const std::byte* data, std::uint64_t size_bytes) const
     return worker_ && worker_->covers(data, size_bytes);
 }
 
+bool pinned_pages::may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+    return worker_ && worker_->may_cover(data, size_bytes);
+}
+
 pin_run pinned_pages::run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
     return worker_ ? worker_->run_at(data, size_bytes) : pin_run{false, size_bytes};
 }

@@ -161,6 +161,7 @@ void pin_job::judge(pin_order& order, const process_mappings& mappings) {
         const tracked_range* const range = judged.piece.tracked;
         if (refused.insert(range).second)
             shortfall_.add(fmt::format("cannot register {}: {}", range->range.description, verdict.refusal));
+        judged.piece.set_state(piece_state::left_out);
         return true;
     };
     order.leave_out(is_refused);
@@ -173,9 +174,11 @@ void pin_job::reserve(pin_order& order, const pin_budget& budget) {
     bool all_fit = true;
     reserved_.reserve(pieces_.size());
     const auto does_not_fit = [&](std::size_t index) {
-        const std::span<const std::byte> pages = pieces_[index].piece.pages();
+        const pin_piece& piece = pieces_[index].piece;
+        const std::span<const std::byte> pages = piece.pages();
         if ((!all_fit && !options_.allow_partial) || !registry_->reserve(pages, budget.size_bytes)) {
             all_fit = false;
+            piece.set_state(piece_state::left_out);
             return true;
         }
         reserved_.push_back(pages);
@@ -232,21 +235,30 @@ void pin_job::register_pieces(pin_order& order) {
         }
         if (!register_piece(wanted)) return;
         // pieces that would be refused need not be populated
-        if (is_refused_kind_[wanted.read_only ? 1 : 0])
-            order.leave_out([&](std::size_t index) { return pieces_[index].read_only == wanted.read_only; });
+        if (is_refused_kind_[wanted.read_only ? 1 : 0]) {
+            order.leave_out([&](std::size_t index) {
+                if (pieces_[index].read_only != wanted.read_only) return false;
+                pieces_[index].piece.set_state(piece_state::left_out);
+                return true;
+            });
+        }
     }
 }
 
 bool pin_job::register_piece(const judged_piece& wanted) {
     const pin_piece& piece = wanted.piece;
     bool& is_refused_kind = is_refused_kind_[wanted.read_only ? 1 : 0];
-    if (is_refused_kind) return true;
+    if (is_refused_kind) {
+        piece.set_state(piece_state::left_out);
+        return true;
+    }
     begin_call("registering", piece);
     const std::optional<pin_refusal> refusal =
         registry_->acquire(*locker_, piece.pages(), wanted.read_only, piece.tracked->range.owner, held_,
                            options_.piece_deadline);
     if (!end_call()) return false;
     if (refusal) {
+        piece.set_state(piece_state::left_out);
         shortfall_.add(fmt::format("cannot register {} bytes at offset {} of the mapping of {}: {}",
                                    piece.pages().size(), piece.offset_bytes(),
                                    piece.tracked->range.description, refusal->reason));
@@ -255,7 +267,7 @@ bool pin_job::register_piece(const judged_piece& wanted) {
         return options_.allow_partial && !shortfall_.ends_early;
     }
     if (wanted.read_only) read_only_.store(true, std::memory_order_relaxed);
-    piece.set_registered();
+    piece.set_state(piece_state::registered);
     // a reader's copies use the same driver
     if (tracker_.reader()) locker_->yield_driver();
     return true;
@@ -324,7 +336,9 @@ bool pin_job::wait_for(const std::byte* data, std::uint64_t size_bytes,
                        std::chrono::nanoseconds timeout) const {
     const pin_clock::time_point limit = later(pin_clock::now(), timeout);
     std::unique_lock lock(mutex_);
-    wait_until(lock, watch_, limit, [&] { return tracker_.covers(data, size_bytes) || finished(); });
+    wait_until(lock, watch_, limit, [&] {
+        return tracker_.covers(data, size_bytes) || !tracker_.may_cover(data, size_bytes) || finished();
+    });
     return tracker_.covers(data, size_bytes);
 }
 

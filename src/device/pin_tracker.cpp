@@ -15,7 +15,7 @@ tracked_range::tracked_range(pin_range what, std::uint64_t size_of_piece)
     : range(std::move(what)),
       pages(pages_of(range.bytes)),
       piece_bytes(size_of_piece),
-      registered((pages.size() + piece_bytes - 1) / piece_bytes) {}
+      states((pages.size() + piece_bytes - 1) / piece_bytes) {}
 
 std::uint64_t tracked_range::bytes_before(std::uint64_t index) const noexcept {
     const auto lead = static_cast<std::uint64_t>(range.bytes.data() - pages.data());
@@ -25,7 +25,7 @@ std::uint64_t tracked_range::bytes_before(std::uint64_t index) const noexcept {
 
 std::uint64_t tracked_range::registered_bytes() const noexcept {
     std::uint64_t sum = 0;
-    for (std::uint64_t i = 0; i < registered.size(); ++i) {
+    for (std::uint64_t i = 0; i < states.size(); ++i) {
         if (is_registered(i)) sum += bytes_before(i + 1) - bytes_before(i);
     }
     return sum;
@@ -43,7 +43,7 @@ pin_tracker::pin_tracker(std::vector<pin_range> ranges, std::uint64_t piece_byte
         if (range.bytes.empty()) continue;
         total_bytes_ += range.bytes.size();
         const std::size_t first_piece =
-            ranges_.empty() ? 0 : ranges_.back()->first_piece + ranges_.back()->registered.size();
+            ranges_.empty() ? 0 : ranges_.back()->first_piece + ranges_.back()->states.size();
         ranges_.push_back(std::make_unique<tracked_range>(std::move(range), piece_bytes));
         ranges_.back()->first_piece = first_piece;
         const std::span<const std::byte> bytes = ranges_.back()->range.bytes;
@@ -66,7 +66,7 @@ pin_tracker::pin_tracker(std::vector<pin_range> ranges, std::uint64_t piece_byte
 std::vector<pin_piece> pin_tracker::pieces() const {
     std::vector<pin_piece> pieces;
     for (const auto& tracked : ranges_) {
-        for (std::uint64_t index = 0; index < tracked->registered.size(); ++index)
+        for (std::uint64_t index = 0; index < tracked->states.size(); ++index)
             pieces.push_back({tracked.get(), index});
     }
     return pieces;
@@ -89,6 +89,24 @@ bool pin_tracker::covers(const std::byte* data, std::uint64_t size_bytes) const 
     return true;
 }
 
+bool pin_tracker::may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+    for (;;) {
+        const tracked_range* const tracked = find(data);
+        if (tracked == nullptr) return false;
+        const std::span<const std::byte> bytes = tracked->range.bytes;
+        const std::uint64_t within =
+            std::min(size_bytes, static_cast<std::uint64_t>(bytes.data() + bytes.size() - data));
+        const auto begin = static_cast<std::uint64_t>(data - tracked->pages.data());
+        for (std::uint64_t index = begin / tracked->piece_bytes;
+             index * tracked->piece_bytes < begin + within; ++index) {
+            if (tracked->state_of(index) == piece_state::left_out) return false;
+        }
+        if (within == size_bytes) return true;
+        data += within;
+        size_bytes -= within;
+    }
+}
+
 pin_run pin_tracker::run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
     const tracked_range* const tracked = find(data);
     if (tracked == nullptr) return {false, size_bytes};
@@ -109,10 +127,10 @@ std::uint64_t pin_tracker::registered_prefix_bytes() const noexcept {
     std::uint64_t sum = 0;
     for (const auto& tracked : ranges_) {
         std::uint64_t pieces = 0;
-        while (pieces < tracked->registered.size() && tracked->is_registered(pieces))
+        while (pieces < tracked->states.size() && tracked->is_registered(pieces))
             ++pieces;
         sum += tracked->bytes_before(pieces);
-        if (pieces < tracked->registered.size()) break;
+        if (pieces < tracked->states.size()) break;
     }
     return sum;
 }

@@ -12,6 +12,13 @@
 
 namespace pinflow::detail {
 
+/// The state of a piece. It changes at most once.
+enum class piece_state : unsigned char {
+    waiting,
+    registered,
+    left_out,  ///< it will not be registered
+};
+
 /// A range, the whole pages that contain it, and the state of each piece of these pages.
 struct tracked_range {
     tracked_range(pin_range what, std::uint64_t size_of_piece);
@@ -22,14 +29,17 @@ struct tracked_range {
     /// The pages of piece `index`.
     std::span<const std::byte> pages_of_piece(std::uint64_t index) const noexcept;
     bool is_registered(std::uint64_t index) const noexcept {
-        return registered[index].load(std::memory_order_acquire);
+        return state_of(index) == piece_state::registered;
+    }
+    piece_state state_of(std::uint64_t index) const noexcept {
+        return states[index].load(std::memory_order_acquire);
     }
 
     pin_range range;
     std::span<const std::byte> pages;
     std::uint64_t piece_bytes;
-    std::vector<std::atomic<bool>> registered;  ///< one per piece
-    std::size_t first_piece = 0;                ///< index of its first piece among the pieces of all ranges
+    std::vector<std::atomic<piece_state>> states;  ///< one per piece
+    std::size_t first_piece = 0;  ///< index of its first piece among the pieces of all ranges
 };
 
 /// The unit of registration: one piece of a range.
@@ -39,12 +49,12 @@ struct pin_piece {
 
     std::span<const std::byte> pages() const noexcept { return tracked->pages_of_piece(index); }
     std::uint64_t offset_bytes() const noexcept { return index * tracked->piece_bytes; }
-    void set_registered() const noexcept {
-        tracked->registered[index].store(true, std::memory_order_release);
+    void set_state(piece_state state) const noexcept {
+        tracked->states[index].store(state, std::memory_order_release);
     }
 };
 
-/// Tracks which bytes of some ranges are registered. One thread marks pieces as registered. Any thread may
+/// Tracks which bytes of some ranges are registered. One thread sets the states of pieces. Any thread may
 /// query or set the reader's position, without a lock.
 class pin_tracker {
  public:
@@ -57,6 +67,8 @@ class pin_tracker {
     // as in pinned_pages. If the bytes asked for leave the ranges, they count as not registered from there
     // on.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
+    /// Whether `covers` is true, or may be later: no piece of these bytes is left out.
+    bool may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;
     std::uint64_t registered_bytes() const noexcept;

@@ -31,6 +31,10 @@ class pin_worker {
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept {
         return job_->tracker().covers(data, size_bytes);
     }
+    bool may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept {
+        return job_->tracker().covers(data, size_bytes) ||
+               (!job_->finished() && job_->tracker().may_cover(data, size_bytes));
+    }
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept {
         return job_->tracker().run_at(data, size_bytes);
     }
