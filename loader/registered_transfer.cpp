@@ -17,8 +17,9 @@ pin_options pinning_of(const sample_array& array, const loader_setup& setup) {
     options.allow_partial = !array.plan.pages->is_required;
     if (array.plan.pages->piece_bytes != 0) options.piece_bytes = array.plan.pages->piece_bytes;
     options.registers_rest = array.plan.pages->registers_rest;
-    if (setup.first_row > 0 && setup.first_row < array.source->row_count()) {
-        const auto [extent, index] = extent_index(array.source->extents()).find(setup.first_row);
+    const auto extents = array.source->extents();
+    if (setup.first_row > 0 && setup.first_row < array.source->row_count() && !extents.empty()) {
+        const auto [extent, index] = extent_index(extents).find(setup.first_row);
         if (extent->data != nullptr) options.begin_at = extent->data + index * array.row_bytes();
     }
     return options;
@@ -59,8 +60,9 @@ std::string registered_transfer::reason() const {
 
 transfer registered_transfer::main() const {
     if (!pages_.finished()) return array().plan.main();
-    const pin_report pinned = pages_.report();
-    return pinned.registered_bytes * 2 < pinned.total_bytes ? fallback() : array().plan.main();
+    // the rows of some files may not be mapped
+    return pages_.report().registered_bytes * 2 < array().facts.size_bytes() ? fallback()
+                                                                             : array().plan.main();
 }
 
 void registered_transfer::stage(slot& filling, slot_group& group, const staged_rows& rows) {
@@ -78,8 +80,8 @@ void registered_transfer::refuse_unregistered() const {
     throw unsupported(fmt::format("pages of {} are not registered", array().facts.name));
 }
 
-/// Waits until these bytes are registered, as long as registration makes progress. After a standstill, no row
-/// waits any more: unregistered rows take the fallback.
+/// Waits until these bytes are registered, as long as they may be, and registration makes progress. After a
+/// standstill, no row waits any more: unregistered rows take the fallback.
 void registered_transfer::await(const std::byte* data, std::uint64_t size_bytes) {
     const pin_run run = pages_.run_at(data, size_bytes);
     if (stands_still_ || (run.registered && run.size_bytes >= size_bytes)) return;
@@ -87,7 +89,7 @@ void registered_transfer::await(const std::byte* data, std::uint64_t size_bytes)
     std::uint64_t seen_bytes = pages_.report().registered_bytes;
     auto changed = std::chrono::steady_clock::now();
     while (!pages_.wait_for(data, size_bytes, look_interval)) {
-        if (pages_.finished() || setup_.is_stopped()) return;
+        if (!pages_.may_cover(data, size_bytes) || setup_.is_stopped()) return;
         const auto now = std::chrono::steady_clock::now();
         const std::uint64_t registered_bytes = pages_.report().registered_bytes;
         if (registered_bytes != seen_bytes) changed = now;

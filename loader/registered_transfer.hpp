@@ -20,7 +20,7 @@ class registered_transfer : public array_transfer {
     std::string reason() const override;
     /// Until registration has finished, the planned transfer.
     transfer main() const override;
-    bool needs_cpu() const override { return !pages_.all_registered(); }
+    bool needs_cpu() const override { return !pages_.all_registered() || !array().facts.is_mapped; }
     const pinned_pages* pages() const override { return &pages_; }
 
  protected:

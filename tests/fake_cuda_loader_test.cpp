@@ -13,6 +13,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/fault_guard.hpp"
+#include "src/core/side_by_side_mapping.hpp"
 #include "tests/locking_backend.hpp"
 #include "tests/support/devices.hpp"
 #include "tests/support/file_bytes.hpp"
@@ -147,6 +148,63 @@ TEST_CASE("fake CUDA loader: pages are registered while batches are delivered") 
             CHECK(batches.report().pinned_bytes > 0);
             backend.lock.allow(1000);
         }
+    }
+}
+
+TEST_CASE("fake CUDA loader: rows whose pages cannot be registered do not wait for those of others") {
+    const temporary_folder folder;
+    const array rows = numbered_rows(320, words_of_64k);
+    const std::uint64_t row_bytes = 8 * words_of_64k;
+    const array_view rest(rows.view().data() + 256 * row_bytes, rows.dtype(), {64, words_of_64k});
+    write_npy(folder / "rest.npy", rest);
+    const auto both = concatenate({numbered_rows(256, words_of_64k), open_npy(folder / "rest.npy")});
+    locking_backend backend;
+    backend.lock.permits = 1;
+    backend.lock.refuse = [](auto, bool is_read_only) { return !is_read_only; };
+    loader_options options = options_for(backend, order::sequential);
+    options.threads = 1;
+    loader batches({both}, options);
+    // the others are registered once the first batch has come
+    CHECK(take_all(batches, [&](std::uint64_t) { backend.lock.allow(1000); }) == 4 * 320);
+    const std::string reason = batches.report().arrays[0].reason;
+    CAPTURE(reason);
+    CHECK(reason.ends_with("; 64.0 MiB staged"));
+}
+
+TEST_CASE("fake CUDA loader: of rows that are mostly not mapped, the fallback is reported") {
+    const temporary_folder folder;
+    const detail::scoped_mapping_limit limit(2);
+    const array rows = numbered_rows(40, words_of_64k);
+    std::vector<std::shared_ptr<const row_source>> files;
+    for (std::uint64_t row = 0; row < 40; row += 4) {
+        const std::string path = folder / (std::to_string(row) + ".npy");
+        write_npy(path, {rows.view().data() + row * 8 * words_of_64k, rows.dtype(), {4, words_of_64k}});
+        files.push_back(open_npy(path));
+    }
+    locking_backend backend;
+    loader batches({concatenate(files)}, options_for(backend));
+    CHECK(take_all(batches) == 160);
+    const loader_report report = batches.report();
+    CAPTURE(report.reason);
+    CHECK(report.pinned_bytes > 0);
+    CHECK(report.route == route::staged);
+    CHECK(report.arrays[0].transfer == "staged");
+}
+
+TEST_CASE("fake CUDA loader: rows of no bytes that are not mapped are resumed by a requested route") {
+    const temporary_folder folder;
+    write_npy(folder / "empty.npy", array_view(nullptr, dtype::parse(">f4"), {100, 0}));
+    for (const route asked : {route::direct, route::copy}) {
+        locking_backend backend;
+        loader_options options = options_for(backend, order::sequential);
+        options.route = asked;
+        options.epochs = 1;
+        {
+            loader batches({open_npy(folder / "empty.npy")}, options);
+            options.resume_from = batches.next()->state();
+        }
+        loader rest({open_npy(folder / "empty.npy")}, options);
+        CHECK(take_all(rest) == 84);
     }
 }
 
