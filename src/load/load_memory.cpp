@@ -28,6 +28,7 @@ void load_run::allocate(const std::function<bool()>& work) {
         allocated_bytes += plan_.blocks[index].size_bytes;
         if (!wants_pages() && !is_on_host()) wait_until_filled(allocated_bytes, work);
     }
+    if (is_on_host()) start_threads(way_.threads);
     if (!wants_pages()) return;
     // After all allocations: each takes five times as long beside copies, and waits during registrations.
     start_threads(way_.threads);

@@ -38,7 +38,8 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       queue_(plan) {
     queue_.start(way_.route);
     announce_decoding();
-    if (!wants_pages()) start_threads(way_.threads);
+    // On the host, threads start after the memory is allocated: under `ulimit -v` their stacks could take it.
+    if (!wants_pages() && !is_on_host()) start_threads(way_.threads);
 }
 
 /// Tells the files which small chunked datasets will be decoded.
