@@ -280,6 +280,14 @@ class EmbeddingTableTest(unittest.TestCase):
                 table.step()
                 self.assertEqual(table.weights([1, 2])[:, 0].tolist(), [-6, -3])
 
+    def test_a_second_backward_pass_is_refused_unless_the_graph_is_retained(self):
+        table = pinflow.EmbeddingTable(5, 2, device="host")
+        loss = table.module()([1]).sum()
+        loss.backward()
+        with self.assertRaisesRegex(RuntimeError, "second time"):
+            loss.backward()
+        self.assertEqual(len(table.gradients), 1)
+
     def test_a_step_that_fails_keeps_the_gradients(self):
         table = pinflow.EmbeddingTable(10, 2, optimizer="sgd", lr=1.0, device="host", max_batch_ids=3)
         module = table.module()
