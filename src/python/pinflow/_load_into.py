@@ -14,7 +14,7 @@ from ._elements import numpy_type, spelling_of
 from ._errors import InvalidArgument, shown
 from ._load import Progress, Request, is_name, load_with, path_texts
 from ._readable import check_readable
-from ._tensor_types import FLOATS, SPELLINGS, address_of, check_dense
+from ._tensor_types import FLOATS, SPELLINGS, address_of, check_dense, note_changes
 
 
 class _Destination(NamedTuple):
@@ -98,17 +98,9 @@ def load_into(filenames: Union[PathLike, Sequence[PathLike]], tensors: Mapping[s
     if device != "host":
         torch.cuda.current_stream(int(device.split(":")[1])).synchronize()
     if torch is not None:
-        _note_changes(torch, [each for _, each in kept if isinstance(each, torch.Tensor)])
+        note_changes(torch, [each for _, each in kept if isinstance(each, torch.Tensor)])
     load_with(functools.partial(files.load, requests, destinations=addresses), device, "dlpack", route, threads, progress,
               report)
-
-
-def _note_changes(torch: Any, tensors: List[Any]) -> None:
-    """Increments the versions of tensors, so that autograd refuses what it saved of them before."""
-    increment = getattr(torch.autograd.graph, "increment_version", None)
-    for each in tensors:
-        if increment is not None and not each.is_inference():
-            increment(each)
 
 
 def _destination_of(name: Any, tensor: Any) -> _Destination:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING, Any, Optional, Tuple
 
 from . import _native
@@ -12,6 +13,7 @@ from ._elements import BEYOND_NUMPY, bytes_of, elements_of, numpy_type, spelling
 from ._errors import InvalidArgument, Unsupported
 from ._sources import native_of
 from ._streams import consumer_stream
+from ._tensor_types import note_changes
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,6 +41,8 @@ class RowTable:
 
     def __init__(self, array: Any, *, device: Any = "auto") -> None:
         writable = None
+        #: the tensor of PyTorch in whose memory the table works
+        self._tensor = array if _is_torch(array) else None
         if not isinstance(array, (Array, str, bytes, os.PathLike)):
             if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):
                 raise InvalidArgument("a table is made of an array, a CPU tensor or a path, not of "
@@ -108,6 +112,7 @@ class RowTable:
         if out is None:
             out = self._new(len(ids))
         self._table.gather(_capsule(ids, handle), _capsule(out, handle), handle)
+        _note_change(out)
         return out
 
     def scatter(self, ids: Any, rows: Any, *, duplicates: str = "last", stream: Any = None) -> None:
@@ -147,6 +152,7 @@ class RowTable:
             if isinstance(rows, numpy.ndarray):
                 rows = _writable(rows)
         self._table.scatter(_capsule(_numbers(ids), handle), _capsule(rows, handle), duplicates, handle)
+        _note_change(self._tensor)
 
     def check(self) -> None:
         """Raises the error of the oldest asynchronous call that has finished with one, such as InvalidArgument or
@@ -215,6 +221,17 @@ def _writable(array: Any) -> Any:
 
 
 _CUDA = 2  # DLPack's number
+
+
+def _is_torch(value: Any) -> bool:
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _note_change(tensor: Any) -> None:
+    """Tells autograd of a change, if it is a tensor of PyTorch."""
+    if _is_torch(tensor):
+        note_changes(sys.modules["torch"], [tensor])
 
 
 def _capsule(tensor: Any, stream: Optional[int]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, List
 
 from ._elements import spelling_of
 from ._errors import InvalidArgument, Unsupported, shown
@@ -93,3 +93,11 @@ def float_spelling(dtype: Any) -> str:
         raise InvalidArgument("dtype must be float16, bfloat16, float32, float64, float8_e4m3fn or float8_e5m2, little-endian, "
                               f"not {shown(dtype)}")
     return str(spelling)
+
+
+def note_changes(torch: Any, tensors: List[Any]) -> None:
+    """Increments the versions of tensors, so that autograd refuses what it saved of them before."""
+    increment = getattr(torch.autograd.graph, "increment_version", None)
+    for each in tensors:
+        if increment is not None and not each.is_inference():
+            increment(each)
