@@ -52,6 +52,32 @@ class SourceTest(Folder):
         self.assert_refused("given as a list, not as int", lambda: pinflow.stack(5))
         self.assert_refused("given as a list, not as ndarray", lambda: pinflow.concatenate(np.array(3)))
 
+    def test_a_dataset_is_no_source_and_is_not_saved(self):
+        class Dataset:
+            read = 0
+
+            def __len__(self):
+                return 3
+
+            def __getitem__(self, index):
+                Dataset.read += 1
+                return np.zeros(2)
+
+        for call in (pinflow.Loader, lambda each: pinflow.concatenate([each]), lambda each: pinflow.save("x.npy", each)):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "Dataset"):
+                call(Dataset())
+        self.assertEqual(Dataset.read, 0)
+
+    def test_a_copy_that_does_not_fit_into_memory_is_an_error_of_the_system(self):
+        with self.assertRaisesRegex(pinflow.SystemFailure, "is not contiguous.* RowSource"):
+            pinflow.Loader(np.broadcast_to(np.zeros(2), (1 << 46, 2)), device="cpu")
+
+    def test_rows_of_no_bytes_are_no_views(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for (rows,) in pinflow.Loader(np.zeros((5, 0)), device="cpu"):
+                self.assertFalse(rows.__array_interface__["data"][1])
+
     def test_what_a_source_of_rows_says_of_itself_is_checked(self):
         def source(**members):
             made = Rows()
@@ -141,6 +167,19 @@ class TableTest(Folder):
         for tensor, reason in ((complex_values.t(), "contiguous"), (complex_values.conj(), "resolve_conj")):
             with self.assertRaisesRegex(pinflow.InvalidArgument, reason):
                 pinflow.RowTable(tensor, device="host")
+
+    @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
+    def test_pytorch_refuses_gradients_of_what_a_table_has_changed(self):
+        import torch
+
+        weights, out = (torch.ones(4, 4, requires_grad=True) for _ in range(2))
+        table = pinflow.RowTable(weights, device="cpu")
+        losses = [(each * each).sum() for each in (weights, out)]
+        table.scatter([0], torch.zeros(1, 4))
+        table.gather([0, 1, 2, 3], out=out)
+        for each in losses:
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                each.backward()
 
     @unittest.skipUnless(importlib.util.find_spec("torch"), "needs PyTorch")
     def test_tensors_of_pytorch_are_saved(self):

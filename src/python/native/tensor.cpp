@@ -119,7 +119,7 @@ nb::dict interface_of(const array_view& view, bool read_only) {
 
 /// Whether it is a view of the source's memory.
 bool is_read_only(const tensor& self) {
-    return !detail::lease_of(self.of())->pool().viewed_sources().empty();
+    return self.view().size_bytes() > 0 && !detail::lease_of(self.of())->pool().viewed_sources().empty();
 }
 
 /// The interface of a tensor in host memory, also for types with padding.

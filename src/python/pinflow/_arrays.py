@@ -6,11 +6,12 @@ import builtins
 import math
 import operator
 import os
+from numbers import Number
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
 from ._boxes import box_of
-from ._elements import bytes_of, numpy_type, row_numbers, typed_elements
+from ._elements import bytes_of, is_array, numpy_type, row_numbers, typed_elements
 from ._errors import InvalidArgument, shown
 from ._readable import check_readable
 
@@ -284,7 +285,8 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
-    or symbolic link of that name is replaced. The array is one of numpy, or a dense tensor of PyTorch on the CPU.
+    or symbolic link of that name is replaced. The array is one of numpy, or a dense tensor of PyTorch on the CPU. Files
+    of this format do not name the types bfloat16 and float8: `save_file` writes those.
 
     Raises:
         InvalidArgument: an array that cannot be saved, or a name with another ending. DataChanged: the array is mapped from
@@ -295,6 +297,8 @@ def save(path: PathLike, array: Any) -> None:
     text = path_text(path)
     if not text.endswith(".npy"):
         raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
+    if not is_array(array) and not isinstance(array, (builtins.list, tuple, Number)):
+        raise InvalidArgument(f"save writes arrays, not {type(array).__name__}")
     elements, spelling = typed_elements(array)
     if elements.dtype.hasobject:
         raise InvalidArgument("arrays of Python objects cannot be saved")

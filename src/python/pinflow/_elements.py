@@ -106,6 +106,18 @@ def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
     return numpy.ascontiguousarray(given, dtype=numpy.uint64)
 
 
+def is_array(value: Any) -> bool:
+    """Whether numpy views the elements of a value, or copies them at once. From other sequences it would make an array
+    item by item."""
+    if any(hasattr(value, name) for name in ("__array_interface__", "__array_struct__", "__array__", "__dlpack__")):
+        return True
+    try:
+        memoryview(value)
+    except TypeError:
+        return False
+    return True
+
+
 def elements_of(array: Any) -> AnyArray:
     """A numpy array of what numpy can view.
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
 from ._arrays import Array, open
-from ._elements import bytes_of, spelling_of, typed_elements
-from ._errors import InvalidArgument, shown
+from ._elements import bytes_of, is_array, spelling_of, typed_elements
+from ._errors import InvalidArgument, SystemFailure, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -75,6 +76,10 @@ def native_of(source: Any, label: str = "") -> _native.Array:
                               "several as separate arguments, and numbers as a numpy array")
     import numpy
 
+    if not is_array(source) and hasattr(source, "__getitem__"):
+        raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
+                              f"{type(source).__name__}: numpy would take its items one by one. Give the arrays that it "
+                              "holds as sources")
     elements, spelling = typed_elements(source)
     if elements.dtype.hasobject and isinstance(source, numpy.ndarray):
         raise InvalidArgument("an array of Python objects cannot be a source: give it a dtype of numbers or of "
@@ -82,7 +87,12 @@ def native_of(source: Any, label: str = "") -> _native.Array:
     if elements.dtype.hasobject or not isinstance(source, numpy.generic) and isinstance(source, Number):
         raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
                               f"{type(source).__name__}")
-    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
+    try:
+        contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
+    except MemoryError:
+        raise SystemFailure(errno.ENOMEM, f"an array of shape {elements.shape} and {elements.dtype} is not contiguous, and its "
+                            f"copy of {elements.nbytes} bytes does not fit into memory: give a RowSource that reads "
+                            "its rows") from None
     if contiguous.dtype.names is not None:
         raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
     return _native.array_of_buffer(bytes_of(contiguous), spelling, list(contiguous.shape), label)

@@ -139,6 +139,8 @@ class FlatParameters:
                  master_copies: bool = False, **settings: Any) -> None:
         import torch
 
+        if isinstance(params, torch.Tensor):
+            raise InvalidArgument("parameters are given as an iterable, such as a list, not as one tensor")
         groups = [dict(each) if isinstance(each, dict) else each for each in params]
         if not groups:
             raise InvalidArgument("there are no parameters")
