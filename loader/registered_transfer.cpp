@@ -60,7 +60,7 @@ std::string registered_transfer::reason() const {
 
 transfer registered_transfer::main() const {
     if (!pages_.finished()) return array().plan.main();
-    // the rows of some files may not be mapped
+    // of the whole array: the report of the pages counts mapped rows only
     return pages_.report().registered_bytes * 2 < array().facts.size_bytes() ? fallback()
                                                                              : array().plan.main();
 }

@@ -402,7 +402,7 @@ TEST_CASE("embedding table: a new rate is that of later commits, on any stream")
     });
 }
 
-TEST_CASE("embedding table: of the rates set on two streams the later one stays, whichever stream is late") {
+TEST_CASE("embedding table: the rate set last stays, even if an earlier one is set late on another stream") {
     embedding_options options;
     options.row_count = 2;
     options.columns = 1;

@@ -13,8 +13,7 @@
 #include "tests/plain_embedding_table.hpp"
 #include "tests/support/temporary_folder.hpp"
 
-// Embedding tables in tasks of oneTBB whose group has been cancelled, as one is when another of its tasks has
-// thrown.
+// Embedding tables in oneTBB tasks whose group was cancelled, for example because another task threw.
 
 using namespace pinflow;
 

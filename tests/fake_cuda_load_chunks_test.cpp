@@ -100,7 +100,7 @@ void check_loads(const std::filesystem::path& path, const model_tensor& tensor, 
         CHECK(backend.wrong_conversions == 0);
         if (expected.size() == tensor.bytes.size())
             CHECK((backend.converted_elements == expected.size() / sizeof(float)) == is_in_boxes);
-        if (sanitized && request.slice) continue;  // the box of all axes is cast
+        if (sanitized && request.slice) continue;  // whole tensors and boxes are cast
         request.dtype = dtype::parse("<f8");
         for (const device& device : {device::host(), backend.device()})
             CHECK(bytes_of(files.load({&request, 1}, device).tensors[0]) == as_doubles(expected));

@@ -151,7 +151,7 @@ TEST_CASE("fake CUDA loader: pages are registered while batches are delivered") 
     }
 }
 
-TEST_CASE("fake CUDA loader: rows whose pages cannot be registered do not wait for those of others") {
+TEST_CASE("fake CUDA loader: rows whose pages cannot be registered do not wait for other pages") {
     const temporary_folder folder;
     const array rows = numbered_rows(320, words_of_64k);
     const std::uint64_t row_bytes = 8 * words_of_64k;
@@ -171,7 +171,7 @@ TEST_CASE("fake CUDA loader: rows whose pages cannot be registered do not wait f
     CHECK(reason.ends_with("; 64.0 MiB staged"));
 }
 
-TEST_CASE("fake CUDA loader: of rows that are mostly not mapped, the fallback is reported") {
+TEST_CASE("fake CUDA loader: if most rows are not mapped, the report names the fallback") {
     const temporary_folder folder;
     const detail::scoped_mapping_limit limit(2);
     const array rows = numbered_rows(40, words_of_64k);

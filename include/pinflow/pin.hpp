@@ -130,8 +130,9 @@ class pinned_pages {
 
     /// Whether all `size_bytes` at `data` are registered by now. Never waits, takes no lock.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
-    /// Whether `covers` is true, or may become true: false once one of these pages has been refused or left
-    /// out, or nothing more will be registered. Never waits, takes no lock.
+    /// Whether all `size_bytes` at `data` are registered, or may still be. False if any of these bytes is
+    /// not registered and will stay so: its page was refused, exceeds the budget or lies outside the ranges,
+    /// or registration has ended. Never waits, takes no lock.
     bool may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     /// The run of bytes from `data` on, at most `size_bytes`, that have the same state as the first byte:
     /// registered by now, or not. Never waits, takes no lock.

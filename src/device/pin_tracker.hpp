@@ -16,7 +16,7 @@ namespace pinflow::detail {
 enum class piece_state : unsigned char {
     waiting,
     registered,
-    left_out,  ///< it will not be registered
+    left_out,  ///< will never be registered: refused, or beyond the budget
 };
 
 /// A range, the whole pages that contain it, and the state of each piece of these pages.
@@ -67,7 +67,7 @@ class pin_tracker {
     // as in pinned_pages. If the bytes asked for leave the ranges, they count as not registered from there
     // on.
     bool covers(const std::byte* data, std::uint64_t size_bytes) const noexcept;
-    /// Whether `covers` is true, or may be later: no piece of these bytes is left out.
+    /// Whether all these bytes lie in the ranges, and none of their pieces is left out.
     bool may_cover(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     pin_run run_at(const std::byte* data, std::uint64_t size_bytes) const noexcept;
     std::uint64_t registered_prefix_bytes() const noexcept;

@@ -38,7 +38,8 @@ load_run::load_run(const opened_tensors& opened, const load_plan& plan, const pi
       queue_(plan) {
     queue_.start(way_.route);
     announce_decoding();
-    // On the host, threads start after the memory is allocated: under `ulimit -v` their stacks could take it.
+    // On the host, threads start after allocating: under `ulimit -v`, their stacks could use up the
+    // addresses.
     if (!wants_pages() && !is_on_host()) start_threads(way_.threads);
 }
 

@@ -66,7 +66,7 @@ class registry {
 
     std::mutex mutex_;
     std::set<int> descriptors_;
-    std::uint64_t fork_count_ = 0;  ///< how many forks lie between this process and the first one
+    std::uint64_t fork_count_ = 0;  ///< forks from the first process to this one
 };
 
 }  // namespace

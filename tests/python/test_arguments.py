@@ -69,10 +69,10 @@ class SourceTest(Folder):
         self.assertEqual(Dataset.read, 0)
 
     def test_a_copy_that_does_not_fit_into_memory_is_an_error_of_the_system(self):
-        with self.assertRaisesRegex(pinflow.SystemFailure, "is not contiguous.* RowSource"):
+        with self.assertRaisesRegex(pinflow.SystemFailure, "non-contiguous array.* RowSource"):
             pinflow.Loader(np.broadcast_to(np.zeros(2), (1 << 46, 2)), device="cpu")
 
-    def test_rows_of_no_bytes_are_no_views(self):
+    def test_rows_of_no_bytes_are_not_read_only(self):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             for (rows,) in pinflow.Loader(np.zeros((5, 0)), device="cpu"):

@@ -117,7 +117,7 @@ nb::dict interface_of(const array_view& view, bool read_only) {
     return interface;
 }
 
-/// Whether it is a view of the source's memory.
+/// Whether it is a view of the source's memory. Empty tensors are not: PyTorch warns of read-only ones.
 bool is_read_only(const tensor& self) {
     return self.view().size_bytes() > 0 && !detail::lease_of(self.of())->pool().viewed_sources().empty();
 }

@@ -107,8 +107,8 @@ def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
 
 
 def is_array(value: Any) -> bool:
-    """Whether numpy views the elements of a value, or copies them at once. From other sequences it would make an array
-    item by item."""
+    """Whether numpy can read a value as one array, by the buffer or an array protocol. It reads other sequences item by
+    item."""
     if any(hasattr(value, name) for name in ("__array_interface__", "__array_struct__", "__array__", "__dlpack__")):
         return True
     try:

@@ -433,13 +433,13 @@ def _module_class() -> Any:
             lease = table._fetch(ids)
             rows = _lookup(lease, shape)
             # a copy: the caller may change the ids before `step`
-            ctx.save_for_backward(anchor)  # autograd then refuses a second backward pass, unless it retains the graph
+            ctx.save_for_backward(anchor)  # autograd frees it after a backward pass that does not retain the graph
             ctx.kept = (table, table._keep(lease), ids.clone() if is_on_gpu(ids) else ids.copy())
             return rows
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
-            _ = ctx.saved_tensors  # raises in the second pass
+            _ = ctx.saved_tensors  # raises if an earlier backward pass has freed the graph
             table, lease, ids = ctx.kept
             # a copy: autograd may hand the same memory to several backward passes
             kept = gradients[0].reshape(-1, table.shape[1]).clone(memory_format=torch.contiguous_format)

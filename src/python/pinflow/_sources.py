@@ -78,8 +78,8 @@ def native_of(source: Any, label: str = "") -> _native.Array:
 
     if not is_array(source) and hasattr(source, "__getitem__"):
         raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
-                              f"{type(source).__name__}: numpy would take its items one by one. Give the arrays that it "
-                              "holds as sources")
+                              f"{type(source).__name__}, which numpy would read item by item: give the arrays in it as "
+                              "sources")
     elements, spelling = typed_elements(source)
     if elements.dtype.hasobject and isinstance(source, numpy.ndarray):
         raise InvalidArgument("an array of Python objects cannot be a source: give it a dtype of numbers or of "
@@ -90,9 +90,9 @@ def native_of(source: Any, label: str = "") -> _native.Array:
     try:
         contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     except MemoryError:
-        raise SystemFailure(errno.ENOMEM, f"an array of shape {elements.shape} and {elements.dtype} is not contiguous, and its "
-                            f"copy of {elements.nbytes} bytes does not fit into memory: give a RowSource that reads "
-                            "its rows") from None
+        raise SystemFailure(errno.ENOMEM, f"cannot copy a non-contiguous array of shape {elements.shape} and dtype "
+                            f"{elements.dtype}: {elements.nbytes} bytes do not fit into memory. Give a RowSource that "
+                            "reads its rows") from None
     if contiguous.dtype.names is not None:
         raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
     return _native.array_of_buffer(bytes_of(contiguous), spelling, list(contiguous.shape), label)

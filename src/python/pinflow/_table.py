@@ -41,7 +41,7 @@ class RowTable:
 
     def __init__(self, array: Any, *, device: Any = "auto") -> None:
         writable = None
-        #: the tensor of PyTorch in whose memory the table works
+        #: the PyTorch tensor whose memory the table uses, or None
         self._tensor = array if _is_torch(array) else None
         if not isinstance(array, (Array, str, bytes, os.PathLike)):
             if not any(hasattr(array, name) for name in ("__array_interface__", "__array__", "__dlpack__")):

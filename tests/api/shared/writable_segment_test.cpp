@@ -141,7 +141,7 @@ TEST_CASE("writable_segment: a child made by fork has neither the lock nor the m
     }));
 }
 
-TEST_CASE("writable_segment: a child that drops its parent's segment keeps the lock of its own") {
+TEST_CASE("writable_segment: a child that destroys an inherited segment keeps the lock of its own") {
     const test_segments segments;
     const auto create = [&](const char* name) {
         return writable_segment::create(name, dtype::of<float>(), {4, 2}, segments.folder());
