@@ -84,6 +84,27 @@ TEST_CASE("load: pages that cannot be locked are staged, unless the route is req
     }
 }
 
+TEST_CASE("load: if pages in the middle are refused, the rest does not wait for the pages after them") {
+    const temporary_folder folder;
+    const auto model = large_model();
+    write_model(folder / "a.safetensors", model);
+    load_backend& backend = new_backend();
+    backend.lock.permits = 2;
+    backend.lock.fail_at_call = 2;
+    load_options options;
+    options.threads = 1;  // which only copies, while pages are registered
+    options.pin_budget_bytes = std::uint64_t{96} << 20;
+    options.progress = [&](std::uint64_t done_bytes, std::uint64_t total_bytes) {
+        if (done_bytes == total_bytes) backend.lock.allow(1000);
+    };
+    const loaded_tensors loaded = load_tensors(folder / "a.safetensors", backend.device(), options);
+    check_equal(loaded, model);
+    CAPTURE(loaded.report.reason);
+    CHECK(loaded.report.copied_bytes > 0);
+    CHECK(loaded.report.reason.ends_with("; the rest is staged: some pages cannot be registered"));
+    detail::wait_for_released_pages();
+}
+
 TEST_CASE("load: small tensors leave no run that is too short for the copy engine") {
     const temporary_folder folder;
     load_backend& backend = new_backend();

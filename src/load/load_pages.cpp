@@ -84,9 +84,13 @@ bool load_pages::cover(const std::vector<copy_range>& ranges) const {
 bool load_pages::wait_for(const std::vector<copy_range>& ranges, std::chrono::nanoseconds timeout) const {
     for (const copy_range& range : ranges) {
         if (pages_->wait_for(range.source, range.size_bytes, timeout)) continue;
-        return !pages_->finished() || pages_->covers(range.source, range.size_bytes);
+        return pages_->may_cover(range.source, range.size_bytes);
     }
     return true;
+}
+
+std::string load_pages::reason() const {
+    return pages_->finished() ? pages_->report().reason : "some pages cannot be registered";
 }
 
 }  // namespace pinflow::detail

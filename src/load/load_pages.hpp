@@ -34,7 +34,7 @@ class load_pages {
     /// not be registered.
     bool wait_for(const std::vector<copy_range>& ranges, std::chrono::nanoseconds timeout) const;
     /// Why pages could not be registered.
-    std::string reason() const { return pages_->report().reason; }
+    std::string reason() const;
     /// @throws unsupported, with that reason.
     void require() const { pages_->require(); }
 
