@@ -101,7 +101,8 @@ TEST_CASE("load: if pages in the middle are refused, the rest does not wait for 
     check_equal(loaded, model);
     CAPTURE(loaded.report.reason);
     CHECK(loaded.report.copied_bytes > 0);
-    CHECK(loaded.report.reason.ends_with("; the rest is staged: some pages cannot be registered"));
+    CHECK(loaded.report.reason.find("; the rest is staged: ") != std::string::npos);
+    CHECK(loaded.report.reason.find("has not returned") == std::string::npos);  // until the deadline
     detail::wait_for_released_pages();
 }
 

@@ -74,7 +74,7 @@ void load_run::copy_from_pages() {
             if (pages_->wait_for(ranges, look_interval)) continue;
             if (queue_.is_empty()) return;
             if (options_.route == load_route::copy) pages_->require();
-            pages_reason_ = "the rest is staged: " + pages_->reason();
+            rest_is_staged_ = true;
             queue_.stop_copies();
             start_threads(way_.threads_without_pages);
             return;

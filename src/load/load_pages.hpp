@@ -33,7 +33,7 @@ class load_pages {
     /// Waits until all these pages are registered, or until the time has passed. @return false if they will
     /// not be registered.
     bool wait_for(const std::vector<copy_range>& ranges, std::chrono::nanoseconds timeout) const;
-    /// Why pages could not be registered.
+    /// Why pages could not be registered; in detail once nothing more will be.
     std::string reason() const;
     /// @throws unsupported, with that reason.
     void require() const { pages_->require(); }

@@ -289,6 +289,7 @@ load_report load_run::report() const {
     report.threads = max_running_;
     report.reason = is_on_host() ? way_.reason : fmt::format("{}: {}", to_string(way_.route), way_.reason);
     if (!pages_reason_.empty()) report.reason += "; " + pages_reason_;
+    if (rest_is_staged_) report.reason += "; the rest is staged: " + pages_->reason();
     return report;
 }
 

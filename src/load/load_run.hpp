@@ -103,7 +103,8 @@ class load_run {
     std::vector<std::atomic<std::byte*>> addresses_;                   ///< null until allocated
     std::vector<std::shared_ptr<const memory_region>> private_pages_;  ///< for each file, on the host
     std::optional<load_pages> pages_;
-    std::string pages_reason_;
+    std::string pages_reason_;     ///< why there are none
+    bool rest_is_staged_ = false;  ///< because some pages cannot be registered
     // for the calling thread, which stages what is too short for the copy engine
     std::optional<load_buffers> own_buffers_;
     bool own_buffers_failed_ = false;
