@@ -271,6 +271,10 @@ class FlatParametersTest(unittest.TestCase):
             with self.assertRaises(pinflow.InvalidArgument):
                 pinflow.FlatParameters(parameters)
 
+    def test_one_tensor_is_no_list_of_parameters(self):
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "not as one tensor"):
+            pinflow.FlatParameters(torch.nn.Parameter(torch.zeros(2, 2)))
+
     def test_parameters_may_be_parts_of_one_tensor(self):
         for device in devices():
             with self.subTest(device=device):

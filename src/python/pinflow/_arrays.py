@@ -285,8 +285,8 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
-    or symbolic link of that name is replaced. The array is one of numpy, or a dense tensor of PyTorch on the CPU. The
-    format has no bfloat16 and no float8: `save_file` writes those.
+    or symbolic link of that name is replaced. The array is one of numpy, a dense tensor of PyTorch on the CPU, or a list
+    of numbers. The format has no bfloat16 and no float8: `save_file` writes those.
 
     Raises:
         InvalidArgument: an array that cannot be saved, or a name with another ending. DataChanged: the array is mapped from
@@ -297,7 +297,7 @@ def save(path: PathLike, array: Any) -> None:
     text = path_text(path)
     if not text.endswith(".npy"):
         raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
-    if not is_array(array) and not isinstance(array, (builtins.list, tuple, Number)):
+    if not is_array(array) and not isinstance(array, (builtins.list, tuple, range, Number)):
         raise InvalidArgument(f"save takes a numpy array or a CPU tensor, not {type(array).__name__}: give the arrays "
                               "in it")
     elements, spelling = typed_elements(array)

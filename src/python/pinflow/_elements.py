@@ -109,11 +109,11 @@ def row_numbers(ids: Any, row_count: int) -> NDArray[np.uint64]:
 def is_array(value: Any) -> bool:
     """Whether numpy can read a value as one array, by the buffer or an array protocol. It reads other sequences item by
     item."""
-    if any(hasattr(value, name) for name in ("__array_interface__", "__array_struct__", "__array__", "__dlpack__")):
+    if any(hasattr(value, name) for name in ("__array_interface__", "__array_struct__", "__array__")):
         return True
     try:
         memoryview(value)
-    except TypeError:
+    except (TypeError, ValueError, BufferError):
         return False
     return True
 

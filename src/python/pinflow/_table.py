@@ -26,6 +26,8 @@ class RowTable:
         rows = table.gather(ids)                   # on the GPU
         table.scatter(ids, rows)                   # back
 
+    Autograd notices what is written to tensors of PyTorch: `scatter` to the table's, `gather` to `out`.
+
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
             array, out of which rows are only gathered. It must be mapped in one piece or in memory: not a chunked HDF5
@@ -111,8 +113,9 @@ class RowTable:
         ids = _numbers(ids)
         if out is None:
             out = self._new(len(ids))
+        else:
+            _note_change(out)
         self._table.gather(_capsule(ids, handle), _capsule(out, handle), handle)
-        _note_change(out)
         return out
 
     def scatter(self, ids: Any, rows: Any, *, duplicates: str = "last", stream: Any = None) -> None:
@@ -151,8 +154,8 @@ class RowTable:
                     raise InvalidArgument(f"rows cannot become rows of the table: {failure}") from None
             if isinstance(rows, numpy.ndarray):
                 rows = _writable(rows)
-        self._table.scatter(_capsule(_numbers(ids), handle), _capsule(rows, handle), duplicates, handle)
         _note_change(self._tensor)
+        self._table.scatter(_capsule(_numbers(ids), handle), _capsule(rows, handle), duplicates, handle)
 
     def check(self) -> None:
         """Raises the error of the oldest asynchronous call that has finished with one, such as InvalidArgument or
