@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <random>
 #include <set>
@@ -19,16 +20,26 @@ using namespace pinflow;
 
 namespace {
 
+/// Throws what `work` throws, which oneTBB would drop.
 template <typename Work>
 void in_cancelled_group(Work work) {
     tbb::task_group_context cancelled;
+    std::exception_ptr failure;
+    bool has_run = false;
     tbb::parallel_for(
         0, 1,
         [&](int) {
             cancelled.cancel_group_execution();
-            work();
+            try {
+                work();
+            } catch (...) {
+                failure = std::current_exception();
+            }
+            has_run = true;
         },
         cancelled);
+    REQUIRE(has_run);
+    if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace

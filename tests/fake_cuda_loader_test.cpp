@@ -184,6 +184,7 @@ TEST_CASE("fake CUDA loader: if most rows are not mapped, the report names the f
     locking_backend backend;
     loader batches({concatenate(files)}, options_for(backend));
     CHECK(take_all(batches) == 160);
+    wait_until_registered(batches);
     const loader_report report = batches.report();
     CAPTURE(report.reason);
     CHECK(report.pinned_bytes > 0);
