@@ -49,8 +49,8 @@ struct transfer_part {
 /// Page-locking the mapped pages of an array while its rows are delivered.
 struct registration {
     bool is_required = false;  ///< loading fails if the pages cannot be registered
-    /// Rows wait for their pages. They take the fallback only if registration makes no progress for
-    /// max_page_wait of the thresholds, or ends without their pages.
+    /// Rows wait for their pages. They take the fallback only if these are refused or left out, or if
+    /// registration makes no progress for max_page_wait of the thresholds.
     bool is_awaited = false;
     /// Whether pages are registered even after their rows were staged.
     bool registers_rest = true;
