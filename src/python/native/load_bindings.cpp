@@ -56,13 +56,12 @@ class python_memory final : public memory_resource {
         std::int64_t made_on = 0;
         std::unique_ptr<PyObject, decltype(&drop)> object(nullptr, &drop);
         check_not_ending();
-        {
-            const gil_acquire held;
+        with_gil([&] {
             const nb::tuple made = nb::cast<nb::tuple>(nb::handle(allocate_.get())(size_bytes));
             address = nb::cast<std::uintptr_t>(made[1]);
             made_on = nb::cast<std::int64_t>(made[2]);
             object.reset(nb::object(made[0]).release().ptr());
-        }
+        });
         // an idle stream has no work left that uses the memory
         if (const auto view = dlpack::consumer_stream(stream.device(), made_on); view && !view->done()) {
             event usable(stream.device());
@@ -105,9 +104,10 @@ class python_memory final : public memory_resource {
 std::function<void(std::uint64_t, std::uint64_t)> progress_of(const nb::object& function) {
     return [&function](std::uint64_t done, std::uint64_t total) {
         check_not_ending();
-        const gil_acquire held;
-        if (PyErr_CheckSignals() != 0) throw nb::python_error();  // KeyboardInterrupt
-        if (!function.is_none()) function(done, total);
+        with_gil([&] {
+            if (PyErr_CheckSignals() != 0) throw nb::python_error();  // KeyboardInterrupt
+            if (!function.is_none()) function(done, total);
+        });
     };
 }
 

@@ -1,6 +1,5 @@
 #include "src/python/native/python_owner.hpp"
 
-#include <cxxabi.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -122,19 +121,21 @@ bool may_not_take_gil() noexcept {
     return ending && std::this_thread::get_id() != ending_thread && !python_callback::is_running();
 }
 
+void block_forever() noexcept {
+    for (;;)
+        ::pause();
+}
+
 namespace {
 
 /// Calls `take`, which takes the GIL. Blocks forever if Python is ending and this thread may not take it.
 template <typename Function>
 auto take_gil_or_block(Function take) noexcept {
-    while (may_not_take_gil())
-        ::pause();
+    if (may_not_take_gil()) block_forever();
     try {
         return take();
     } catch (const abi::__forced_unwind&) {
-        // Python has begun to end meanwhile, and ends this thread by pthread_exit
-        for (;;)
-            ::pause();
+        block_forever();  // Python has begun to end meanwhile, and ends this thread by pthread_exit
     }
 }
 
@@ -149,8 +150,7 @@ gil_release::~gil_release() {
 void drop(PyObject* object) noexcept {
     const bool has_state = !all_given_up().ended && PyGILState_GetThisThreadState() != nullptr;
     if (!has_state || may_not_take_gil()) return give_up(object);
-    const gil_acquire held;
-    Py_DECREF(object);
+    with_gil([&] { Py_DECREF(object); });
 }
 
 }  // namespace pinflow::python

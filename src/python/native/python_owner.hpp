@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cxxabi.h>
 #include <nanobind/nanobind.h>
 
 #include <memory>
@@ -66,10 +67,7 @@ class python_callback {
     const python_callback* outer_;
 };
 
-/// Holds the GIL during its lifetime, on a thread whose GIL a call has released. Once Python is ending, the
-/// constructor blocks forever, unless the thread is in a python_callback, which loaders wait for before they
-/// end. Versions of Python before 3.14 would end the thread by pthread_exit, which unwinds the stack, and in
-/// a noexcept function ends the process.
+/// Holds the GIL during its lifetime. Part of with_gil.
 class gil_acquire {
  public:
     gil_acquire();
@@ -81,7 +79,25 @@ class gil_acquire {
     PyGILState_STATE state_;
 };
 
-/// Releases the GIL during its lifetime. Once Python is ending, the destructor blocks as gil_acquire does.
+/// Does nothing until the process ends. Part of with_gil.
+[[noreturn]] void block_forever() noexcept;
+
+/// Calls `function` with the GIL, on a thread whose GIL a call has released. Once Python is ending, blocks
+/// forever where the GIL would be taken, in Python code that `function` calls too, unless the thread is in a
+/// python_callback, which loaders wait for before they end. Versions of Python before 3.14 would end the
+/// thread by pthread_exit, which unwinds the stack: a noexcept function would then end the process, and
+/// ~gil_acquire would release a GIL that the thread does not hold.
+template <typename Function>
+auto with_gil(Function function) {
+    const gil_acquire held;
+    try {
+        return function();
+    } catch (const abi::__forced_unwind&) {
+        block_forever();
+    }
+}
+
+/// Releases the GIL during its lifetime. Once Python is ending, the destructor blocks as with_gil does.
 class gil_release {
  public:
     gil_release() noexcept : state_(PyEval_SaveThread()) {}
