@@ -52,9 +52,11 @@ class engine_transfer final : public registered_transfer {
         std::uint64_t short_bytes = 0;  ///< of pieces that were read
     };
 
-    /// Whether rows travel one by one, as the order is not sequential, and are too short for the copy engine.
+    /// Whether rows travel one by one, as the order is not sequential or they are strided, and are too short
+    /// for the copy engine.
     bool has_short_runs() const {
-        return !setup().is_in_order && array().row_bytes() < part_.min_piece_bytes;
+        const bool are_alone = !setup().is_in_order || array().facts.is_strided;
+        return are_alone && array().row_bytes() < part_.min_piece_bytes;
     }
 
     /// Leaves rows for the CPU.

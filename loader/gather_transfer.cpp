@@ -27,9 +27,11 @@ class gather_transfer final : public registered_transfer {
         sorted_ = setup.allocator.allocate(row_count * sizeof(std::uint64_t));
         positions_ = setup.allocator.allocate(row_count * sizeof(std::uint32_t));
         const auto extents = array().source->extents();
-        const auto [low, high] = std::ranges::minmax_element(extents, {}, &row_extent::data);
-        const auto last_extent_bytes = high->row_count * array().row_bytes();
-        address_range_ = static_cast<std::uint64_t>(high->data - low->data) + last_extent_bytes;
+        const auto end_of = [&](const row_extent& each) {
+            return each.data + span_bytes(each, array().row_bytes());
+        };
+        const std::byte* const low = std::ranges::min(extents, {}, &row_extent::data).data;
+        address_range_ = static_cast<std::uint64_t>(end_of(std::ranges::max(extents, {}, end_of)) - low);
         const std::uint64_t max_run_rows =
             std::min<std::uint64_t>(setup.slot_count, row_parts::max) * setup.max_slot_rows;
         scratch_ = setup.allocator.allocate(

@@ -20,7 +20,8 @@ pin_options pinning_of(const sample_array& array, const loader_setup& setup) {
     const auto extents = array.source->extents();
     if (setup.first_row > 0 && setup.first_row < array.source->row_count() && !extents.empty()) {
         const auto [extent, index] = extent_index(extents).find(setup.first_row);
-        if (extent->data != nullptr) options.begin_at = extent->data + index * array.row_bytes();
+        if (extent->data != nullptr)
+            options.begin_at = extent->data + index * stride_of(*extent, array.row_bytes());
     }
     return options;
 }
@@ -61,8 +62,7 @@ std::string registered_transfer::reason() const {
 transfer registered_transfer::main() const {
     if (!pages_.finished()) return array().plan.main();
     // of the whole array: the report of the pages counts mapped rows only
-    return pages_.report().registered_bytes * 2 < array().facts.size_bytes() ? fallback()
-                                                                             : array().plan.main();
+    return pages_.report().registered_bytes * 2 < array().facts.span_bytes ? fallback() : array().plan.main();
 }
 
 void registered_transfer::stage(slot& filling, slot_group& group, const staged_rows& rows) {

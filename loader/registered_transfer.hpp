@@ -10,6 +10,7 @@
 #include "loader/array_transfer.hpp"
 #include "loader/row_reader.hpp"
 #include "src/core/extent_index.hpp"
+#include "src/core/extent_stride.hpp"
 
 namespace pinflow::detail {
 
@@ -38,11 +39,13 @@ class registered_transfer : public array_transfer {
         bool is_registered = false;
     };
     /// Calls `take(row_run)` for all rows of a batch, in their order. A run has up to `max_rows` contiguous
-    /// rows of one extent that are all registered, or all not registered.
+    /// rows of one extent that are all registered, or all not registered. Rows that overlap or have gaps
+    /// between them come one by one.
     template <typename Take>
     void for_runs_of(const slot& filling, std::size_t max_rows, Take take) {
         const std::span<const std::uint64_t> ids = filling.row_ids;
         const bool all_registered = pages_.all_registered();
+        if (array().facts.is_strided) max_rows = 1;
         for (std::size_t first = 0; first < ids.size();) {
             const auto [extent, index] = extents_.find(ids[first]);
             const std::size_t end =
@@ -52,7 +55,7 @@ class registered_transfer : public array_transfer {
                 ++last;
             row_run run{.extent = extent, .first = first, .count = last - first};
             if (extent->data != nullptr) {
-                run.rows = extent->data + index * array().row_bytes();
+                run.rows = extent->data + index * stride_of(*extent, array().row_bytes());
                 run.is_registered = all_registered;
             }
             if (run.rows == nullptr || all_registered) {
@@ -70,9 +73,9 @@ class registered_transfer : public array_transfer {
         const auto extents = array().source->extents();
         if (extents.size() != 1 || extents[0].data == nullptr || !pages_.all_registered()) return false;
         const auto first = reinterpret_cast<std::uintptr_t>(extents[0].data);
-        const std::uint64_t row_bytes = array().row_bytes();
+        const std::uint64_t stride_bytes = stride_of(extents[0], array().row_bytes());
         std::ranges::transform(ids, addresses.begin(),
-                               [=](std::uint64_t id) { return first + id * row_bytes; });
+                               [=](std::uint64_t id) { return first + id * stride_bytes; });
         return true;
     }
     /// Rows for the CPU to gather. If `target` is null, they pass through a staging buffer to `on_device`.

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "pinflow/fault_guard.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/fault_guard.hpp"
 #include "src/core/system.hpp"
 
@@ -30,6 +31,7 @@ row_reader::row_reader(std::shared_ptr<const row_source> source, row_access acce
     : source_(std::move(source)),
       extents_(source_->extents()),
       row_size_bytes_(source_->row_size_bytes()),
+      is_contiguous_(has_contiguous_extents(*source_)),
       is_mapped_(access == row_access::memory &&
                  std::ranges::any_of(source_->extents(),
                                      [](const row_extent& extent) { return extent.data != nullptr; })),
@@ -77,7 +79,7 @@ bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination
         std::size_t count = 0;         // pieces in `rows`
         std::uint64_t piece_rows = 1;  // rows in each piece
         const auto [first, index] = extents_.find(ids[0]);
-        const std::uint64_t run = neighbours(ids, first->row_count - index);
+        const std::uint64_t run = is_contiguous_ ? neighbours(ids, first->row_count - index) : 1;
         if (run >= min_run_rows) {
             rows[count++] = address_of(*first, index);
             taken = piece_rows = run;
@@ -102,7 +104,7 @@ bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination
 }
 
 const std::byte* row_reader::address_of(const row_extent& extent, std::uint64_t index) const noexcept {
-    return extent.data == nullptr ? nullptr : extent.data + index * row_size_bytes_;
+    return extent.data == nullptr ? nullptr : extent.data + index * stride_of(extent, row_size_bytes_);
 }
 
 std::chrono::nanoseconds row_reader::read_from_source(std::span<const std::uint64_t> ids,

@@ -39,6 +39,8 @@ class row_reader {
                                   read_session& session) const;
 
     const row_source& source() const noexcept { return *source_; }
+    /// Whether the rows of each extent are contiguous; also true without extents.
+    bool is_contiguous() const noexcept { return is_contiguous_; }
 
  private:
     /// @return whether all rows were copied. If not, some rows may have been copied.
@@ -51,6 +53,7 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
+    bool is_contiguous_;
     bool is_mapped_;             ///< some rows are mapped, and `access` is memory
     bool is_file_backed_;        ///< pages may be lost, or not in memory
     bool source_reports_waits_;  ///< otherwise this reader measures them

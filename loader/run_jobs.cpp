@@ -53,7 +53,8 @@ class fill_tasks {
     static std::uint64_t work_of_row(const read_job& job) {
         const row_source& source = job.reader->source();
         // if rows repeat, it may be wrong, which does no harm
-        const bool is_contiguous = job.ids.back() - job.ids.front() == job.ids.size() - 1;
+        const bool is_contiguous =
+            job.reader->is_contiguous() && job.ids.back() - job.ids.front() == job.ids.size() - 1;
         // a source that decodes its rows may decode a chunk of them again for each call: no smaller tasks
         const bool is_decoded = source.extents().empty();
         const std::uint64_t min_work = is_contiguous || is_decoded ? 1

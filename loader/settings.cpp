@@ -9,6 +9,7 @@
 #include "pinflow/fault_guard.hpp"
 #include "src/core/checked.hpp"
 #include "src/core/enumerators.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/source_check.hpp"
 #include "src/device/row_work.hpp"
@@ -28,8 +29,19 @@ constexpr std::uint64_t max_empty_rows = std::uint64_t{1} << 30;
 /// Whether addresses and sizes of all mapped rows are multiples of 16 bytes.
 bool are_aligned(const row_source& source) {
     return std::ranges::all_of(source.extents(), [&](const row_extent& extent) {
-        return is_aligned(extent.data, source.row_size_bytes());
+        return is_aligned(extent.data, source.row_size_bytes()) && is_aligned(nullptr, extent.stride_bytes);
     });
+}
+
+/// The sum over the extents of the bytes from the start of the first row to the end of the last. Without
+/// extents, the bytes of all rows.
+std::uint64_t total_span_bytes(const row_source& source) {
+    const auto extents = source.extents();
+    if (extents.empty()) return saturated(source.row_count(), source.row_size_bytes());
+    std::uint64_t bytes = 0;
+    for (const row_extent& extent : extents)
+        bytes = saturated(bytes, 1, span_bytes(extent, source.row_size_bytes()));
+    return bytes;
 }
 
 array_facts facts_of(const row_source& source, std::uint64_t rows_left) {
@@ -44,6 +56,7 @@ array_facts facts_of(const row_source& source, std::uint64_t rows_left) {
     return {.name = source.description(),
             .row_bytes = source.row_size_bytes(),
             .row_count = source.row_count(),
+            .span_bytes = total_span_bytes(source),
             .bytes_left = saturated(rows_left, source.row_size_bytes()),
             .extent_count = extents.size(),
             .is_file_backed = source.file_backed(),
@@ -56,6 +69,7 @@ array_facts facts_of(const row_source& source, std::uint64_t rows_left) {
                 extents, [](const row_extent& extent) { return extent.file == nullptr; }),
             .has_any_file =
                 std::ranges::any_of(extents, [](const row_extent& extent) { return extent.file != nullptr; }),
+            .is_strided = !has_contiguous_extents(source),
             .is_aligned = are_aligned(source),
             .not_mapped_reason = why.empty() ? "is not mapped in its delivered form" : why};
 }

@@ -314,7 +314,8 @@ TEST_CASE("cli hdf5: a child runs under limits, and has only the descriptors tha
     // the limit is raised for each request
     const input_file slow(files() / "slow.h5");
     std::string now = seconds;
-    for (int time = 0; time < 1000 && now == seconds; ++time) {  // until the child has used a whole second
+    for (int time = 0; time < 1000 && now == seconds;
+         ++time) {  // until the child has used a second of CPU time
         child.ask({hdf5_question::describe, slow.path(), slow.identity(), "slow"});
         std::ifstream again(fmt::format("/proc/{}/limits", child.process()));
         std::string line;

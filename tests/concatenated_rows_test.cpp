@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <random>
 #include <span>
 #include <string>
@@ -161,6 +162,51 @@ TEST_CASE("concatenated_rows: have the extents of all sources, or none") {
     CHECK(concatenate({std::make_shared<recording_rows>(1), std::make_shared<recording_rows>(2)})
               ->no_extents_reason()
               .empty());
+}
+
+TEST_CASE("concatenated_rows: windows of several files keep their strides, and can be read in any order") {
+    const temporary_folder folder;
+    random_engine random(2);
+    const dtype type = dtype::parse("<u2");
+    std::optional<pinflow::array> unmapped;
+    std::vector<rows_pointer> sources;
+    std::vector<std::byte> all;
+    for (const char* const name : {"a", "b", "c"}) {
+        const auto [source, elements] = make_array(random, folder / name, type, {50}, false);
+        sources.push_back(source.sliding_windows(10, 4));
+        if (sources.size() == 1)
+            unmapped =
+                pinflow::array::of_file_unmapped(source.file(), source.offset_bytes(), type, source.shape());
+        for (std::size_t first = 0; first + 10 <= 50; first += 4) {
+            const auto window = std::span(elements.bytes).subspan(first * 2, 20);
+            all.insert(all.end(), window.begin(), window.end());
+        }
+    }
+    const rows_pointer rows = concatenate(sources);
+    CHECK(rows->row_count() == 33);
+    CHECK(rows->file_backed());
+    REQUIRE(rows->extents().size() == 3);
+    for (const pinflow::row_extent& extent : rows->extents()) {
+        CHECK(extent.stride_bytes == 8);
+        CHECK(extent.data != nullptr);
+    }
+    row_ids ids(33);
+    for (std::size_t i = 0; i < ids.size(); ++i)
+        ids[i] = i;
+    CHECK((read(*rows, ids) == all));
+    const auto row = std::span(all).subspan(32 * 20, 20);
+    CHECK((read(*rows, {32}) == std::vector(row.begin(), row.end())));
+    // unmapped files are mapped side by side
+    const rows_pointer mapped = concatenate({unmapped->sliding_windows(10, 4), sources[1]});
+    REQUIRE(mapped->extents().size() == 2);
+    REQUIRE(mapped->extents()[0].data != nullptr);
+    CHECK(std::memcmp(mapped->extents()[0].data, all.data(), 20) == 0);
+    CHECK((read(*mapped, {10}) == read(*rows, {10})));
+    // stacked, each source is one row, which is not contiguous
+    const rows_pointer stacked = pinflow::stack(sources);
+    CHECK(stacked->extents().empty());
+    CHECK(contains(stacked->no_extents_reason(), "overlap or have gaps"));
+    CHECK((read(*stacked, {0, 1, 2}) == all));
 }
 
 TEST_CASE("concatenated_rows: are backed by files if all sources are") {

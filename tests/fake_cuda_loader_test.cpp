@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string>
@@ -371,6 +372,60 @@ TEST_CASE("fake CUDA loader: rows of many files are gathered and copied across t
         CHECK(take_all(batches) == 4 * next);
         CHECK(batches.report().arrays[0].transfer == (order == order::sequential ? "copy engine" : "kernel"));
         CHECK(backend.lock.call_count() == 1);  // one range of addresses
+    }
+}
+
+TEST_CASE("fake CUDA loader: sliding windows and rows with gaps are taken from the pages of the file") {
+    const temporary_folder folder;
+    constexpr std::uint64_t count = 1 << 20;
+    std::vector<std::uint64_t> numbers(count);
+    std::iota(numbers.begin(), numbers.end(), std::uint64_t{0});
+    write_npy(folder / "numbers.npy", array_of(numbers, {count}).view());
+    const array file = open_npy(folder / "numbers.npy");
+    struct expectation {
+        std::uint64_t length, step;
+        const char* transfer;
+        bool is_aligned;
+    };
+    for (const expectation& each :
+         {expectation{65, 16, "kernel", false}, expectation{64, 100, "kernel", true},
+          expectation{64, 33, "kernel", false}, expectation{8192, 1024, "copy engine", true}}) {
+        CAPTURE(each.length);
+        const array windows = file.sliding_windows(each.length, each.step);
+        for (const order order : {order::sequential, order::shuffled}) {
+            for (const bool registers : {true, false}) {
+                locking_backend backend;
+                if (!registers) backend.lock.refuse = [](auto, bool) { return true; };
+                loader_options options = options_for(backend, order);
+                options.epochs = each.length > 1000 ? 1 : 8;
+                options.threads = 4;
+                options.pin_budget_bytes = std::uint64_t{1} << 30;
+                loader batches({windows}, options);
+                if (registers) wait_until_registered(batches);
+                const stream stream(batches.device());
+                std::uint64_t rows = 0;
+                while (const auto batch = batches.next(stream)) {
+                    const auto words = elements_of<std::uint64_t>(*batch, 0, stream);
+                    bool right = words.size() == batch->row_count() * each.length;
+                    for (std::size_t i = 0; i < words.size(); ++i)
+                        right = right &&
+                                words[i] == batch->row_ids()[i / each.length] * each.step + i % each.length;
+                    CHECK(right);
+                    rows += batch->row_count();
+                }
+                CHECK(rows == windows.shape()[0] * options.epochs);
+                const loader_report report = batches.report();
+                if (registers) {
+                    CHECK(report.arrays[0].transfer == each.transfer);
+                    CHECK(backend.unaligned_gathers == (each.is_aligned ? 0 : backend.gathers.load()));
+                    CHECK(report.pinned_bytes >= file.size_bytes() - each.step * 8);
+                    CHECK(report.pinned_bytes <= file.size_bytes() + 8192);
+                } else {
+                    CHECK(report.arrays[0].transfer == "staged");
+                    CHECK(backend.bytes_copied_from({file.view().data(), file.view().size_bytes()}) == 0);
+                }
+            }
+        }
     }
 }
 

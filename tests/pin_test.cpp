@@ -173,7 +173,11 @@ TEST_CASE("pin: extents that do not follow each other in the address space are r
     CHECK(ranges_of({row_of(0), row_of(1), row_of(2)}) == 1);
     CHECK(ranges_of({row_of(0), row_of(2)}) == 2);             // pages between them
     CHECK(ranges_of({row_of(1), row_of(0), row_of(2)}) == 3);  // the order of the rows is another one
-    CHECK(ranges_of({row_of(0), row_of(0)}) == 2);             // the same twice
+    CHECK(ranges_of({row_of(0), row_of(0)}) == 1);             // the same twice
+    row_extent shifted = row_of(0);
+    shifted.data += 100;
+    CHECK(ranges_of({row_of(0), shifted, row_of(2)}) == 2);  // as two fields of one array
+    CHECK(ranges_of({shifted, row_of(0), row_of(1)}) == 1);
     row_extent in_memory = row_of(1);
     in_memory.file = nullptr;
     CHECK(ranges_of({row_of(0), in_memory, row_of(2)}) == 3);

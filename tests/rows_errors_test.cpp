@@ -160,6 +160,9 @@ TEST_CASE("row_table: a source that is not mapped in one piece is refused, with 
     write_bytes(folder / "big.npy", std::as_bytes(std::span(big_endian)));
     CHECK(contains(message_of<unsupported>([&] { row_table(open_npy(folder / "big.npy").rows()); }),
                    "is big-endian, so its rows are converted when they are read"));
+    CHECK(contains(
+        message_of<unsupported>([] { row_table(numbered_rows(5).sliding_windows(2, 1).rows()); }),
+        "cannot make a row_table of an array in memory: its rows, of 64 bytes, begin every 32 bytes"));
 }
 
 // ---- wrong indices ------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ array_facts mapped(std::uint64_t row_bytes, std::uint64_t size_bytes, std::uint6
     return {.name = "'x.npy'",
             .row_bytes = row_bytes,
             .row_count = size_bytes / row_bytes,
+            .span_bytes = size_bytes,
             .bytes_left = epochs * size_bytes,
             .is_file_backed = true,
             .is_mapped = true,
@@ -114,6 +115,40 @@ TEST_CASE("planner of samples: in file order, too, a kernel gathers the rows of 
     // than the 48 KiB of the copy engine
     CHECK(with_rows(13) == transfer::kernel);
     CHECK(with_rows(1) == transfer::kernel);
+}
+
+TEST_CASE("planner of samples: strided rows travel one by one") {
+    array_facts windows = mapped(2 * kib, 8 * gib);
+    windows.is_strided = true;
+    CHECK(transfer_of(in_order(gpu), windows) == transfer::kernel);
+    CHECK_THROWS_AS(plan_of(requested(in_order(host), transfer::view), windows), unsupported);
+    windows = mapped(64 * kib, 8 * gib);
+    windows.is_strided = true;
+    CHECK(transfer_of(in_order(gpu), windows) == transfer::copy_engine);
+}
+
+TEST_CASE(
+    "planner of samples: whether page-locking pays off depends on the spanned bytes, not on those of rows") {
+    // one epoch of overlapping windows reads each page several times
+    array_facts windows = mapped(2 * kib, 8 * gib, 1);
+    windows.is_strided = true;
+    CHECK_FALSE(plan_of(gpu, windows).pages);
+    windows.span_bytes = gib;
+    CHECK(plan_of(gpu, windows).pages);
+    // windows that overlap by one element are one pass
+    windows.span_bytes = 8 * gib - 4 * mib;
+    CHECK_FALSE(plan_of(gpu, windows).pages);
+    // few bytes of many pages, in any number of passes
+    array_facts field = mapped(kib, gib, 1000);
+    field.is_strided = true;
+    field.span_bytes = 4 * gib;
+    for (const sample_facts& sample :
+         {gpu, in_order(gpu), with_cores(gpu, 2), with_cores(in_order(gpu), 2)}) {
+        field.span_bytes = 4 * gib;
+        CHECK(plan_of(sample, field).pages);
+        field.span_bytes = 5 * gib;
+        CHECK_FALSE(plan_of(sample, field).pages);
+    }
 }
 
 TEST_CASE("planner of samples: the copy engine never copies small pieces of files, even if requested") {

@@ -141,10 +141,24 @@ class array {
     /// array come last. `name` may be a path into nested fields: "position.x".
     /// @throws invalid_argument if there is no such field; the message names up to 20 existing fields.
     array field(std::string_view name) const;
+    /// Sliding windows along the first axis: window i has the rows i * step ... i * step + length - 1. The
+    /// shape is (windows, length, the other axes); rows after the last whole window are left out. Windows
+    /// overlap if `step` is less than `length`, as sequences of tokens that are cut from one long array do.
+    /// A view of the same bytes: nothing is copied.
+    /// @throws invalid_argument if `length` or `step` is 0, if the array has no axes, or if the windows, with
+    /// all elements that repeat, take 2^63 bytes or more.
+    array sliding_windows(std::uint64_t length, std::uint64_t step = 1) const;
+
+    /// An array over host memory whose rows start `stride_bytes` apart. Each row is contiguous, in C order.
+    /// @throws invalid_argument for an array without axes, if the region is smaller than the rows need, or if
+    /// the stride is 0, or 2^63 or more.
+    static array of_strided_memory(memory_region memory, pinflow::dtype type, shape_vector shape,
+                                   std::uint64_t stride_bytes);
 
     /// The array as a source of rows along its first axis, for a loader. Big-endian elements are delivered
-    /// little-endian, and the elements of a field contiguous. Such rows are not stored as they are delivered,
-    /// so the source has no extents. The source keeps the bytes alive.
+    /// little-endian. Rows with gaps inside them are delivered without the gaps: for example, a field of a
+    /// structured array with several axes, or sliding windows of a field. Such rows are not stored as they
+    /// are delivered, so the source has no extents. The source keeps the bytes alive.
     /// @throws unsupported for an array without axes, or in Fortran order with several axes longer than 1.
     std::shared_ptr<const row_source> rows() const;
     operator std::shared_ptr<const row_source>() const { return rows(); }

@@ -34,8 +34,9 @@ struct pin_range {
 };
 
 /// The ranges of `source` that are in the address space, in order of its rows, kept alive by the source.
-/// Consecutive extents are joined into one range if no whole page lies between them, and if both are in files
-/// or both are not. So thousands of small files that are mapped side by side are registered in large pieces.
+/// Consecutive extents are joined into one range if they overlap or no whole page lies between them, and if
+/// both are in files or both are not. So thousands of small files that are mapped side by side are registered
+/// in large pieces.
 /// @throws invalid_argument for a null pointer.
 std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& source);
 

@@ -13,12 +13,16 @@
 
 namespace pinflow {
 
-/// Consecutive rows that are stored as they are delivered: C order, little-endian, contiguous.
+/// Consecutive rows that are stored as they are delivered: C order, little-endian, each row contiguous.
+/// They start at equal distances, and may overlap or have gaps between them.
 struct row_extent {
     std::shared_ptr<const input_file> file;  ///< null when the rows exist in memory only
     std::uint64_t offset_bytes = 0;          ///< of the first row, in the file
     std::uint64_t row_count = 0;
     const std::byte* data = nullptr;  ///< the first row in the address space; null when it is not mapped
+    /// Bytes from the start of a row to the start of the next. 0: the size of a row, so rows are contiguous.
+    /// Less: rows overlap, as sliding windows do. More: there are gaps, as between the values of a field.
+    std::uint64_t stride_bytes = 0;
 };
 
 /// Rows of one type and shape, numbered from 0: the interface between formats and loaders. A row is one index
@@ -77,10 +81,11 @@ class row_source {
 /// Returns one source with the rows of several sources, in order: for a dataset of several files. A single
 /// source is returned as it is.
 ///
-/// If the files hold the rows of all sources as they are delivered, the result keeps their extents, but not
-/// the sources. It maps the files again, side by side in one address range: the pages of each file follow the
-/// pages of the file before, so that rows of files of equal size are at a constant distance. A process maps
-/// at most vm.max_map_count / 2 files in this way; the extents of further files have no `data`, and are read.
+/// If the files hold the rows of all sources as they are delivered, and contiguous, the result keeps their
+/// extents, but not the sources. It maps the files again, side by side in one address range: the pages
+/// of each file follow the pages of the file before, so that rows of files of equal size are at a constant
+/// distance. A process maps at most vm.max_map_count / 2 files in this way; the extents of further files have
+/// no `data`, and are read.
 ///
 /// Otherwise the result keeps the sources. Its extents are the extents of all sources if every source that
 /// has rows has some; otherwise it has none.
@@ -92,8 +97,8 @@ std::shared_ptr<const row_source> concatenate(std::vector<std::shared_ptr<const 
 
 /// Returns one source in which each of `sources` is one row, as np.stack does: for files of one sample each.
 /// The shape of a row is the row count of a source, followed by its row shape. If every source has exactly
-/// one extent, the result has these extents, mapped as `concatenate` does. Otherwise it has none, and a
-/// source is read as a whole for each row.
+/// one extent, of contiguous rows, the result has these extents, mapped as `concatenate` does.
+/// Otherwise it has none, and a source is read as a whole for each row.
 /// @throws as concatenate; invalid_argument also if the row counts differ.
 std::shared_ptr<const row_source> stack(std::vector<std::shared_ptr<const row_source>> sources);
 

@@ -97,7 +97,8 @@ class row_table {
     /// The rows of a mapped file, or of an array in memory, for gathering.
     /// @throws invalid_argument for a null pointer, and for an inconsistent source (its sizes, row counts or
     /// extents disagree, or its type is not little-endian).
-    /// @throws unsupported unless all rows are one extent that is in the address space, or have no bytes.
+    /// @throws unsupported unless all rows are one extent of contiguous rows in the address space, or have no
+    /// bytes.
     explicit row_table(std::shared_ptr<const row_source> source);
     /// A writable table: `rows` is the process's own memory, preferably a pinned_buffer. `element` is the
     /// element type of a row; only duplicate_policy::sum needs it. `owner` keeps the memory alive. Without an

@@ -173,6 +173,28 @@ array array::of_memory(memory_region memory, pinflow::dtype type, shape_vector s
     return result;
 }
 
+array array::of_strided_memory(memory_region memory, pinflow::dtype type, shape_vector shape,
+                               std::uint64_t stride_bytes) {
+    if (shape.empty()) throw invalid_argument("a row stride needs an array with at least one axis");
+    if (stride_bytes == 0 || stride_bytes > max_bytes)
+        throw invalid_argument(fmt::format("a row stride has 1 to 2^63 - 1 bytes, not {}", stride_bytes));
+    auto strides = c_strides_bytes(shape, type.size_bytes());
+    const std::uint64_t row_bytes = element_count(std::span(shape).subspan(1)) * type.size_bytes();
+    const std::uint64_t needed_bytes =
+        shape[0] == 0 ? 0 : detail::saturated(shape[0] - 1, stride_bytes, row_bytes);
+    if (memory.size_bytes() < needed_bytes) {
+        throw invalid_argument(
+            fmt::format("an array of {} and shape {} with a row stride of {} bytes needs {} bytes, the "
+                        "memory given has {}",
+                        type.descr(), to_string(shape), stride_bytes, needed_bytes, memory.size_bytes()));
+    }
+    strides[0] = static_cast<std::int64_t>(stride_bytes);
+    array_view view(memory.data(), std::move(type), std::move(shape), std::move(strides));
+    array result(std::move(view), std::make_shared<const memory_region>(std::move(memory)));
+    result.reason_ = "it lies in host memory";
+    return result;
+}
+
 namespace {
 
 /// The size of an array in bytes.
@@ -252,94 +274,6 @@ const array_view& array::view() const {
             fmt::format("the array in '{}' cannot be viewed in place: {}", file_->path(), reason_));
     }
     return view_;
-}
-
-namespace {
-
-bool is_packed(const array_view& view) {
-    return view.c_contiguous() || view.fortran_contiguous();
-}
-
-}  // namespace
-
-array array::view_as(const pinflow::dtype& type) const {
-    if (type.size_bytes() != dtype().size_bytes()) {
-        throw invalid_argument(
-            fmt::format("cannot view an array of {} as {}: its elements have {} bytes, not {}",
-                        dtype().descr(), type.descr(), dtype().size_bytes(), type.size_bytes()));
-    }
-    array result = *this;
-    result.view_ = array_view(view_.data(), type, shape(), strides_bytes());
-    // another type may need another alignment
-    if (file_ && has_view_ && is_packed(view_)) {
-        result.reason_ = detail::mapping_reason(type, offset_bytes_, size_bytes());
-    }
-    return result;
-}
-
-namespace {
-
-/// The field of `type` whose name is `name`, or the part of `name` before a dot; null if there is none.
-const dtype_field* find_field(const dtype& type, std::string_view name) {
-    for (std::size_t end = name.size(); end != 0 && end != name.npos; end = name.rfind('.', end - 1)) {
-        const auto field = std::ranges::find(type.fields(), name.substr(0, end), &dtype_field::name);
-        if (field != type.fields().end()) return &*field;
-    }
-    return nullptr;
-}
-
-/// The names of the fields: "'a', 'b', 'c'". At most 20, because a file can have any number of them.
-std::string names_of(std::span<const dtype_field> fields) {
-    constexpr std::size_t max_names = 20;
-    std::string names;
-    for (const dtype_field& field : fields.first(std::min(fields.size(), max_names))) {
-        names += (names.empty() ? "" : ", ") + detail::quote(field.name);
-    }
-    return fields.size() > max_names ? fmt::format("{} and {} more", names, fields.size() - max_names)
-                                     : names;
-}
-
-}  // namespace
-
-array array::field(std::string_view name) const {
-    const pinflow::dtype* type = &dtype();
-    shape_vector shape = this->shape();
-    std::vector<std::int64_t> strides = strides_bytes();
-    std::uint64_t offset_bytes = 0;
-    std::string_view rest = name;
-    for (bool found = false; !found;) {
-        const dtype_field* const field = find_field(*type, rest);
-        if (field == nullptr) {
-            throw invalid_argument(type->fields().empty()
-                                       ? fmt::format("there is no field {}: elements of {} have no fields",
-                                                     detail::quote(name), type->descr())
-                                       : fmt::format("there is no field {} among {}", detail::quote(name),
-                                                     names_of(type->fields())));
-        }
-        const auto inner_strides = c_strides_bytes(field->shape, field->type.size_bytes());
-        shape.insert(shape.end(), field->shape.begin(), field->shape.end());
-        strides.insert(strides.end(), inner_strides.begin(), inner_strides.end());
-        offset_bytes += field->offset_bytes;
-        type = &field->type;
-        found = rest.size() == field->name.size();
-        rest.remove_prefix(found ? rest.size() : field->name.size() + 1);
-    }
-    array result = *this;
-    // without elements, there is no byte at the field's offset either
-    const std::uint64_t moved_bytes = view_.size() > 0 ? offset_bytes : 0;
-    const std::byte* const data = view_.data() ? view_.data() + moved_bytes : nullptr;
-    result.view_ = array_view(data, *type, std::move(shape), std::move(strides));
-    if (file_) result.offset_bytes_ = this->offset_bytes() + moved_bytes;
-    if (!label_.empty()) {
-        result.label_ = fmt::format("{}.{}", label_, detail::printable(name, detail::max_label_name));
-    } else if (file_) {
-        result.label_ = detail::array_label(file_->path(), name);
-    }
-    if (has_view_ && is_packed(view_) && !is_packed(result.view_)) {
-        result.reason_ +=
-            fmt::format(": a field of a structured array, one every {} bytes", dtype().size_bytes());
-    }
-    return result;
 }
 
 }  // namespace pinflow

@@ -21,7 +21,7 @@ std::string describe(const array& source) {
 }
 
 /// The rows of one array, or the whole array as one row. There is one extent if the rows are stored as
-/// delivered.
+/// delivered, contiguous or strided.
 class array_rows final : public row_source {
  public:
     /// The last `row_axes` axes are the axes of a row; at most one other axis is allowed.
@@ -33,9 +33,9 @@ class array_rows final : public row_source {
           row_size_bytes_(element_count(row_shape_) * dtype_.size_bytes()),
           swap_(array_.dtype()),
           reader_(std::move(reader)),
-          is_contiguous_(array_.size_bytes() == reader_.unit_bytes() || array_.size_bytes() == 0),
+          has_extent_(swap_.empty() && has_whole_rows()),
           extent_{array_.file(), array_.offset_bytes(), row_count_,
-                  array_.has_view() ? array_.view().data() : nullptr} {}
+                  array_.has_view() ? array_.view().data() : nullptr, stride_bytes()} {}
 
     const pinflow::dtype& dtype() const noexcept override { return dtype_; }
     const shape_vector& row_shape() const noexcept override { return row_shape_; }
@@ -45,14 +45,14 @@ class array_rows final : public row_source {
     std::string description() const override { return describe(array_); }
 
     std::span<const row_extent> extents() const noexcept override {
-        if (!is_contiguous_ || !swap_.empty()) return {};
-        return {&extent_, 1};
+        return {&extent_, has_extent_ ? std::size_t{1} : 0};
     }
 
     std::string no_extents_reason() const override {
         if (!reader_.in_order())
             return "is in Fortran order, so its elements are reordered when they are read";
-        if (!is_contiguous_) return "is a field of a structured array, so its rows are not contiguous";
+        if (!has_whole_rows())
+            return "has gaps within its rows, as some fields of structured arrays and their windows do";
         if (!swap_.empty()) return "is big-endian, so its rows are converted when they are read";
         return {};
     }
@@ -67,6 +67,18 @@ class array_rows final : public row_source {
     }
 
  private:
+    /// Whether all elements are contiguous.
+    bool is_packed() const noexcept {
+        return array_.size_bytes() == reader_.unit_bytes() || array_.size_bytes() == 0;
+    }
+    /// As in row_extent.
+    std::uint64_t stride_bytes() const noexcept {
+        return is_packed() || row_count_ <= 1 ? 0
+                                              : static_cast<std::uint64_t>(array_.strides_bytes().front());
+    }
+    /// Whether each row is contiguous.
+    bool has_whole_rows() const noexcept { return is_packed() || reader_.unit_bytes() == row_size_bytes_; }
+
     array array_;
     pinflow::dtype dtype_;
     shape_vector row_shape_;
@@ -74,7 +86,7 @@ class array_rows final : public row_source {
     std::uint64_t row_size_bytes_;
     detail::swap_plan swap_;
     detail::strided_reader reader_;
-    bool is_contiguous_;
+    bool has_extent_;
     row_extent extent_;
 };
 

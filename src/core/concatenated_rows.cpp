@@ -7,6 +7,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/extent_rows.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/row_locator.hpp"
 #include "src/core/source_check.hpp"
 
@@ -16,7 +17,7 @@ namespace {
 
 using source_pointer = std::shared_ptr<const row_source>;
 
-/// The rows of sources of which some are in memory, or are not stored as delivered.
+/// The rows of sources of which some are in memory, are not stored as delivered, or are strided.
 class concatenated_rows final : public row_source {
  public:
     explicit concatenated_rows(std::vector<source_pointer> sources);
@@ -129,9 +130,10 @@ std::shared_ptr<const row_source> concatenate(std::vector<source_pointer> source
     }
     if (sources.size() == 1) return sources.front();
     check_alike(sources);
-    const bool in_files = std::ranges::all_of(
-        sources, [](const source_pointer& source) { return detail::lies_in_files(*source); });
-    if (in_files) return detail::make_extent_rows(sources);
+    const bool keeps_sources = std::ranges::any_of(sources, [](const source_pointer& source) {
+        return !detail::lies_in_files(*source) || !detail::has_contiguous_extents(*source);
+    });
+    if (!keeps_sources) return detail::make_extent_rows(sources);
     return std::make_shared<const concatenated_rows>(std::move(sources));
 }
 

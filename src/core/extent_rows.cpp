@@ -11,6 +11,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/row_locator.hpp"
 #include "src/core/source_check.hpp"
 
@@ -124,7 +125,7 @@ side_by_side_mapping map_extents(std::span<row_extent> extents, std::uint64_t ro
     for (std::size_t index = 0; index < extents.size(); ++index) {
         const row_extent& extent = extents[index];
         if (!extent.file || extent.data != nullptr || extent.row_count == 0 || row_size_bytes == 0) continue;
-        const std::uint64_t end_bytes = saturated(extent.row_count, row_size_bytes, extent.offset_bytes);
+        const std::uint64_t end_bytes = saturated(span_bytes(extent, row_size_bytes), 1, extent.offset_bytes);
         if (parts.empty() || parts.back().file != extent.file) {
             parts.push_back({extent.file, extent.offset_bytes, end_bytes});
         } else {  // chunks of one dataset, for example: the gaps take only addresses

@@ -19,9 +19,9 @@ side_by_side_mapping map_extents(std::span<row_extent> extents, std::uint64_t ro
 /// Whether all rows of a source lie in files as they are delivered. True for a source without rows.
 bool lies_in_files(const row_source& source);
 
-/// Concatenates sources for which lies_in_files is true. Keeps their extents, mapped again side by side, but
-/// not the sources (except sources without rows and extents, which it still has to check). Requires at least
-/// one source; all must have the same type and row shape.
+/// Concatenates sources for which lies_in_files and has_contiguous_extents are true. Keeps their extents,
+/// mapped again side by side, but not the sources (except sources without rows and extents, which it still
+/// has to check). Requires at least one source; all must have the same type and row shape.
 /// @throws invalid_argument for 2^64 rows or more; what map_extents throws.
 std::shared_ptr<const row_source> make_extent_rows(
     std::span<const std::shared_ptr<const row_source>> sources);

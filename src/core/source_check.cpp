@@ -8,6 +8,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/file.hpp"
 #include "src/core/checked.hpp"
+#include "src/core/extent_stride.hpp"
 
 namespace pinflow::detail {
 
@@ -45,7 +46,11 @@ void check_row_size(const row_source& source) {
 
 /// Checks extent number `index`, whose rows have bytes.
 void check_extent(const row_source& source, const row_extent& extent, std::size_t index) {
-    const std::uint64_t size_bytes = extent.row_count * source.row_size_bytes();
+    const std::uint64_t size_bytes = span_bytes(extent, source.row_size_bytes());
+    if (size_bytes == ~std::uint64_t{0}) {
+        refuse(source, fmt::format("extent {} of {} rows, one every {} bytes, takes 2^64 bytes or more",
+                                   index, extent.row_count, extent.stride_bytes));
+    }
     if (extent.file == nullptr) {
         if (extent.data != nullptr) return;
         refuse(source, fmt::format("extent {} of {} rows has neither a file nor a data pointer", index,

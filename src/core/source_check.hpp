@@ -12,7 +12,7 @@ namespace pinflow::detail {
 /// @throws invalid_argument, with the source's description and the numbers, if
 /// - row_size_bytes differs from what row_shape and dtype take, or a size overflows 64 bits;
 /// - the extents, if there are any, have more or fewer rows than the source;
-/// - an extent has neither a file nor data, or ends past the end of its file.
+/// - an extent has neither a file nor data, takes 2^64 bytes or more, or ends past the end of its file.
 void check_row_source(const row_source& source);
 
 /// Checks the arguments of row_source::read_rows.

@@ -13,7 +13,7 @@ namespace pinflow::detail {
 /// delivered little-endian, and elements in Fortran order are reordered to C order; such a row has no extent.
 std::shared_ptr<const row_source> one_row_of(const array& source);
 
-/// All rows of a source as one row. Has an extent if the source has exactly one.
+/// All rows of a source as one row. Has an extent if the source has exactly one, of contiguous rows.
 /// @throws invalid_argument if the row has 2^63 bytes or more.
 std::shared_ptr<const row_source> one_row_of(std::shared_ptr<const row_source> source);
 

@@ -8,6 +8,7 @@
 #include "pinflow/error.hpp"
 #include "pinflow/row_source.hpp"
 #include "src/core/extent_rows.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/source_check.hpp"
 #include "src/core/stack.hpp"
 
@@ -27,7 +28,8 @@ class whole_source final : public row_source {
         static_cast<void>(c_strides_bytes(row_shape_, dtype().size_bytes()));
         row_size_bytes_ = element_count(row_shape_) * dtype().size_bytes();
         const auto extents = source_->extents();
-        if (extents.size() == 1) extent_ = {extents[0].file, extents[0].offset_bytes, 1, extents[0].data};
+        if (extents.size() == 1 && detail::has_contiguous_extents(*source_))
+            extent_ = {extents[0].file, extents[0].offset_bytes, 1, extents[0].data};
     }
 
     const pinflow::dtype& dtype() const noexcept override { return source_->dtype(); }
@@ -40,7 +42,9 @@ class whole_source final : public row_source {
     }
     std::string no_extents_reason() const override {
         const std::size_t pieces = source_->extents().size();
-        return pieces > 1 ? fmt::format("lies in {} pieces", pieces) : source_->no_extents_reason();
+        if (pieces == 0 || extent_.row_count != 0) return source_->no_extents_reason();
+        return pieces > 1 ? fmt::format("lies in {} pieces", pieces)
+                          : "has rows that overlap or have gaps between them";
     }
     bool file_backed() const noexcept override { return source_->file_backed(); }
     std::uint64_t memory_bytes() const noexcept override { return source_->memory_bytes(); }
@@ -54,7 +58,7 @@ class whole_source final : public row_source {
     source_pointer source_;
     shape_vector row_shape_;
     std::uint64_t row_size_bytes_ = 0;
-    row_extent extent_;  // without rows unless the source has exactly one extent
+    row_extent extent_;  // without rows unless the source has exactly one extent, of contiguous rows
 };
 
 std::chrono::nanoseconds whole_source::read_rows(std::span<const std::uint64_t> ids,

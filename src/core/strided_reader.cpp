@@ -210,7 +210,7 @@ void strided_read::choose_tiles() {
     if (run_bytes < large_unit_bytes) {
         for (std::size_t index = axes_.size(); index-- > 0;) {
             box_axis& axis = axes_[index];
-            if (axis.source_stride - run_bytes > max_gap_bytes) break;
+            if (axis.source_stride > run_bytes + max_gap_bytes) break;  // less than run_bytes: they overlap
             if (index == last_) last_apart_ = false;
             const std::uint64_t max_bytes =
                 last_apart_ ? strided_reader::scratch_bytes / last_tile : strided_reader::scratch_bytes;

@@ -2,9 +2,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "pinflow/error.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/device/backend.hpp"
 #include "src/device/pin_pages.hpp"
 #include "src/device/pin_worker.hpp"
@@ -31,6 +33,13 @@ std::unique_ptr<detail::pin_worker> start(const device& device, std::vector<pin_
         ranges, "the host device reads memory in place, so nothing is registered");
 }
 
+/// Whether two ranges overlap, or the second follows the first with no page between them.
+bool are_joined(std::span<const std::byte> first, std::span<const std::byte> second) {
+    const bool overlap =
+        first.data() < second.data() + second.size() && second.data() < first.data() + first.size();
+    return overlap || detail::touches(first, second);
+}
+
 const detail::pin_worker& used(const std::unique_ptr<detail::pin_worker>& worker) {
     if (!worker) throw invalid_argument("cannot use moved-from pinned_pages");
     return *worker;
@@ -45,12 +54,13 @@ std::vector<pin_range> pin_ranges(const std::shared_ptr<const row_source>& sourc
     bool last_of_file = false;
     for (const row_extent& extent : source->extents()) {
         if (extent.data == nullptr || extent.row_count == 0) continue;
-        const std::span bytes(extent.data, extent.row_count * source->row_size_bytes());
+        const std::span bytes(extent.data, detail::span_bytes(extent, source->row_size_bytes()));
         // pages of a file are registered differently from other memory, so they are not joined
         const bool of_file = extent.file != nullptr;
-        if (!ranges.empty() && of_file == last_of_file && detail::touches(ranges.back().bytes, bytes)) {
+        if (!ranges.empty() && of_file == last_of_file && are_joined(ranges.back().bytes, bytes)) {
             std::span<const std::byte>& joined = ranges.back().bytes;
-            joined = {joined.data(), bytes.data() + bytes.size()};
+            joined = {std::min(joined.data(), bytes.data()),
+                      std::max(joined.data() + joined.size(), bytes.data() + bytes.size())};
         } else {
             ranges.push_back({bytes, description, source});
         }

@@ -39,6 +39,9 @@ struct link_profile {
     // ---- registering while rows are delivered
     double register_gbps = 28;  ///< pages in the page cache: 15 to 50, by machine; more threads gain nothing
     double stage_gbps_per_core = 5;  ///< the CPU gathers rows into staging buffers
+    /// From so many passes over the pages on, rows count as coming again. Two passes are faster in place, one
+    /// is faster staged with many cores; windows that overlap by one element take a little more than one.
+    double min_passes = 1.5;
     double max_stage_gbps = 50;
     /// One thread registers, another one brings pages into the page table. With no more cores than this, rows
     /// wait for their pages, and loads only copy from pages.
@@ -141,9 +144,9 @@ struct link_profile {
     /// them would need a strided copy: 256 groups of 256 KiB took 0.87 of the time of the whole tensors,
     /// which are 8 times as large, and 0.30 if the CPU gathers them (16 cores).
     std::uint64_t min_group_bytes = 1 << 20;
-    /// The copy engine takes a slice from registered pages only if registering costs at most as much as
-    /// registering this many times the slice's own bytes. A core registers 20 to 40 GB/s, and reads 3 GB/s in
-    /// runs of 4 KiB.
+    /// Strided rows are taken from registered pages, and slices by the copy engine, only if registering costs
+    /// at most as much as registering this many times their own bytes. A core registers 20 to 40 GB/s, and
+    /// reads 3 GB/s in runs of 4 KiB.
     std::uint64_t max_registered_ratio = 4;
     /// A system call that reads takes as long as reading this many bytes. Shorter gaps between the runs of a
     /// slice are read, too.

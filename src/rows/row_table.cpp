@@ -4,6 +4,7 @@
 
 #include "pinflow/error.hpp"
 #include "pinflow/rows.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/source_check.hpp"
 
 namespace pinflow {
@@ -47,6 +48,12 @@ row_table::row_table(std::shared_ptr<const row_source> source)
         const std::string reason = source->no_extents_reason();
         throw unsupported(fmt::format("cannot make a row_table of {}: it {}", description_,
                                       reason.empty() ? "is not mapped in one piece" : reason));
+    }
+    if (!detail::has_contiguous_extents(*source)) {
+        throw unsupported(
+            fmt::format("cannot make a row_table of {}: its rows, of {} bytes, begin every {} bytes, and "
+                        "rows of a table are contiguous",
+                        description_, row_size_bytes_, extents[0].stride_bytes));
     }
     data_ = const_cast<std::byte*>(extents[0].data);  // not writable: nothing writes through this
 }

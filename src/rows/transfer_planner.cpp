@@ -44,24 +44,23 @@ void refuse_impossible(transfer how, const sample_facts& sample, const array_fac
     const bool needs_map = how == transfer::view || how == transfer::copy_engine || how == transfer::kernel;
     if (needs_map && !array.is_mapped)
         throw unsupported(fmt::format("{} {}", array.name, array.not_mapped_reason));
-    if (how == transfer::view && array.extent_count != 1)
-        throw unsupported(fmt::format("{} is not mapped in one piece in its delivered form", array.name));
+    if (how == transfer::view && (array.extent_count != 1 || array.is_strided))
+        throw unsupported(fmt::format("{} is not mapped as one piece of contiguous rows", array.name));
 }
 
 /// How pages are registered while their rows are delivered; nothing if that is not worth it.
 std::optional<registration> plan_registration(const sample_facts& sample, const array_facts& array) {
-    const auto size_bytes = static_cast<double>(array.size_bytes());
+    const auto span_bytes = static_cast<double>(array.span_bytes);
     const auto bytes_left = static_cast<double>(array.bytes_left);
     const double stage_gbps =
         std::min(thresholds.stage_gbps_per_core * sample.cores, thresholds.max_stage_gbps);
-    const bool comes_again = bytes_left > size_bytes;
+    const bool comes_again = bytes_left > span_bytes * thresholds.min_passes;
+    const bool is_sparse = array.span_bytes / thresholds.max_registered_ratio > array.size_bytes();
     // for a single pass, many cores stage rows at the rate of the link, and registration would slow them down
-    if (!comes_again && stage_gbps >= thresholds.max_stage_gbps) return std::nullopt;
-    if (!sample.is_in_order) {
-        // in random order, registration helps once about half of the pages are registered
-        const bool is_over_before = bytes_left / stage_gbps < size_bytes / thresholds.register_gbps / 2;
-        return is_over_before ? std::nullopt : std::optional(registration{});
-    }
+    if (is_sparse || (!comes_again && stage_gbps >= thresholds.max_stage_gbps)) return std::nullopt;
+    // in random order, registration helps once about half of the pages are registered
+    const bool is_over_before = bytes_left / stage_gbps < span_bytes / thresholds.register_gbps / 2;
+    if (!sample.is_in_order) return is_over_before ? std::nullopt : std::optional(registration{});
     // pieces are registered ahead of the reader; with one or two cores, rows wait for late pieces
     const bool is_awaited = sample.cores <= thresholds.registering_cores;
     return registration{.is_awaited = is_awaited,
@@ -87,7 +86,7 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
 
 /// The average number of contiguous rows. A run ends where a batch or an extent ends.
 std::uint64_t average_run_rows(const sample_facts& sample, const array_facts& array) {
-    if (!sample.is_in_order) return 1;
+    if (!sample.is_in_order || array.is_strided) return 1;
     if (array.extent_count <= 1) return std::min(sample.batch_rows, array.row_count);
     const std::uint64_t rows = array.row_count / array.extent_count;
     return std::max<std::uint64_t>(1, sample.batch_rows * rows / (sample.batch_rows + rows));
@@ -95,9 +94,9 @@ std::uint64_t average_run_rows(const sample_facts& sample, const array_facts& ar
 
 transfer_plan plan_on_cuda(const sample_facts& sample, const array_facts& array) {
     const bool sorts = !sample.is_in_order && array.row_bytes < thresholds.min_unsorted_bytes &&
-                       array.size_bytes() > thresholds.covered_bytes;
+                       array.span_bytes > thresholds.covered_bytes;
     const call_facts gather{
-        .is_aligned = array.is_aligned, .row_bytes = array.row_bytes, .table_bytes = array.size_bytes()};
+        .is_aligned = array.is_aligned, .row_bytes = array.row_bytes, .table_bytes = array.span_bytes};
     const transfer_part kernel{.how = transfer::kernel, .sorted = sorts, .blocks = default_blocks(gather)};
     const transfer_part engine{.how = transfer::copy_engine,
                                .min_piece_bytes = array.has_any_file ? thresholds.min_copied_bytes : 0,

@@ -28,6 +28,8 @@ struct array_facts {
     std::string name;  ///< begins a message: "'x.npy'"
     std::uint64_t row_bytes = 0;
     std::uint64_t row_count = 0;
+    std::uint64_t span_bytes =
+        0;  ///< that the extents span: fewer than size_bytes if rows overlap, more with gaps
     std::uint64_t bytes_left = 0;    ///< bytes that this loader still has to deliver
     std::uint64_t extent_count = 1;  ///< 0: rows come only from row_source::read_rows
     bool is_file_backed = false;     ///< as row_source::file_backed
@@ -37,6 +39,7 @@ struct array_facts {
     bool is_callers_own = false;     ///< the same, and the source is none of pinflow's
     bool has_files = false;          ///< every extent is in a file; also true without extents
     bool has_any_file = false;       ///< some extent is in a file
+    bool is_strided = false;         ///< rows of an extent overlap, or have gaps between them
     bool is_aligned = true;          ///< addresses and sizes of all rows are multiples of 16 bytes
     std::string not_mapped_reason;   ///< the end of a message that begins with `name`
 

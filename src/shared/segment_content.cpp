@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "pinflow/file.hpp"
+#include "src/core/extent_stride.hpp"
 #include "src/core/system.hpp"
 #include "src/core/worker_threads.hpp"
 
@@ -48,10 +49,12 @@ struct piece {
     std::uint64_t size = 0;
 };
 
-/// Copies pieces of a source. With extents a piece is any range of bytes, otherwise it is whole rows.
+/// Copies pieces of a source. With extents of contiguous rows a piece is any range of bytes, otherwise it is
+/// whole rows.
 class row_copier {
  public:
     row_copier(const row_source& source, const copy_target& to) : source_(source), to_(to) {
+        if (!has_contiguous_extents(source)) return;
         std::uint64_t begin = 0;
         for (const row_extent& each : source.extents()) {
             begins_.push_back(begin);
@@ -102,7 +105,8 @@ class row_copier {
 
     const row_source& source_;
     const copy_target& to_;
-    std::vector<std::uint64_t> begins_;  ///< of the extents, in bytes of the data
+    std::vector<std::uint64_t>
+        begins_;  ///< of the extents, in bytes of the data; empty if pieces are whole rows
 };
 
 /// Copies all rows, hashed in order while other pieces are copied.

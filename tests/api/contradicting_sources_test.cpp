@@ -68,6 +68,9 @@ const std::vector<claim> contradictions{
     {"extents whose row counts overflow",
      [](auto& it) { it.places = {{nullptr, 0, 1001, memory.data()}, {nullptr, 0, huge, memory.data()}}; },
      {"1000"}},
+    {"rows so far apart that they overflow",
+     [](auto& it) { it.places = {{nullptr, 0, 1000, memory.data(), huge / 4}}; },
+     {"1000", std::to_string(huge / 4)}},
     {"an extent that lies nowhere", [](auto& it) { it.places = {{nullptr, 0, 1000, nullptr}}; }, {"1000"}},
 };
 
@@ -116,6 +119,12 @@ TEST_CASE("contradicting sources: an extent past the end of its file is refused"
     check_refused(source, {"16000", std::to_string(file->size_bytes()), "a.npy"});
     source->places[0].offset_bytes = huge;
     check_refused(source, {"16000", std::to_string(huge)});
+    // one row every 32 bytes, then overlapping ones
+    const std::uint64_t offset_bytes = file->size_bytes() - 16'000;
+    source->places = {{file, offset_bytes, 500, nullptr, 32}, {file, offset_bytes, 500, nullptr, 4}};
+    CHECK_NOTHROW(loader({source}, on_host()));
+    source->places = {{file, offset_bytes, 501, nullptr, 32}, {file, offset_bytes, 499, nullptr, 4}};
+    check_refused(source, {"16016", std::to_string(offset_bytes)});
 }
 
 TEST_CASE("contradicting sources: a table at a null pointer is refused unless it is empty") {

@@ -54,6 +54,27 @@ class CudaTest(unittest.TestCase):
 
 
 class TensorTest(CudaTest):
+    def test_sliding_windows_are_taken_in_place(self):
+        tokens = np.arange(9_000_000, dtype=np.int32)
+        with tempfile.TemporaryDirectory() as folder:
+            np.save(os.path.join(folder, "tokens.npy"), tokens)
+            of_file = pinflow.open(os.path.join(folder, "tokens.npy")).sliding_windows(1025, 64)
+            of_memory = np.lib.stride_tricks.sliding_window_view(tokens, 1025)[::64]
+            for windows in (of_file, of_memory):
+                for order in ("sequential", "shuffled"):
+                    loader = pinflow.Loader(windows, batch=512, epochs=2, order=order)
+                    count = 0
+                    for (rows,) in loader:
+                        rows = rows.torch()
+                        ramp = torch.arange(1025, dtype=torch.int32, device=rows.device)
+                        self.assertTrue(torch.equal(rows, rows[:, :1] + ramp))
+                        self.assertTrue(bool((rows[:, 0] % 64 == 0).all()))
+                        count += len(rows)
+                    for (rows,) in loader:
+                        count += len(rows)
+                    self.assertEqual(count, 2 * len(of_memory))
+                    self.assertEqual(loader.report().values["arrays"][0]["transfer"], "kernel")
+
     def test_pytorch_shares_the_memory(self):
         rows, labels = next(iter(pinflow.Loader(self.path, np.arange(ROWS, dtype=np.float32), batch=BATCH)))
         self.assertEqual(rows.device, "cuda:0")

@@ -5,6 +5,7 @@ import importlib.util
 import inspect
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,7 @@ from unittest import mock
 import numpy as np
 
 import pinflow
+from pinflow import _sources
 
 ROWS, WIDTH = 1000, 16
 
@@ -995,6 +997,92 @@ class SourceTest(Folder):
             os._exit(1)
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         self.assertEqual(sum(len(rows) for (rows,) in loader), ROWS)
+
+
+class WindowTest(Folder):
+    def check(self, source, expected, **options):
+        """Checks that a shuffled epoch delivers every row of `expected`."""
+        loader = pinflow.Loader(source, batch=100, epochs=1, device="cpu", **options)
+        seen = set()
+        for (rows,) in loader:
+            np.testing.assert_array_equal(rows.numpy(), expected[np.asarray(rows.numpy()[:, 0], dtype=np.int64)
+                                                                 // self.step])
+            seen.update((rows.numpy()[:, 0] // self.step).tolist())
+        self.assertEqual(len(seen), len(expected))
+        return loader
+
+    step = 48
+
+    def test_sequences_of_tokens_are_loaded_from_the_file(self):
+        tokens = np.arange(50_001, dtype=np.uint32)
+        opened = pinflow.open(self.saved("tokens.npy", tokens))
+        windows = opened.sliding_windows(65, self.step)
+        expected = np.lib.stride_tricks.sliding_window_view(tokens, 65)[::self.step]
+        self.assertEqual(windows.shape, expected.shape)
+        self.assertTrue(windows.mapped)
+        self.assertIn("one every 48", windows.reason)
+        np.testing.assert_array_equal(windows, expected)
+        self.assertTrue(np.shares_memory(np.asarray(windows), np.asarray(opened)))
+        np.testing.assert_array_equal(windows[5], expected[5])
+        np.testing.assert_array_equal(windows.rows([7, 0, 7]), expected[[7, 0, 7]])
+        self.check(windows, expected)
+        self.check(pickle.loads(pickle.dumps(windows)), expected)
+        both = pinflow.concatenate([windows, expected[:10]])
+        np.testing.assert_array_equal(np.asarray(both)[-10:], expected[:10])
+
+    def test_windows_of_arrays_that_are_not_mapped_are_loaded_from_memory(self):
+        tokens = np.arange(20_000, dtype=np.int64)
+        np.savez_compressed(self.path("tokens.npz"), tokens=tokens)
+        expected = np.lib.stride_tricks.sliding_window_view(tokens, 100)[::self.step]
+        self.check(pinflow.open(self.path("tokens.npz")).sliding_windows(100, self.step), expected)
+        big = pinflow.open(self.saved("big.npy", tokens.astype(">i8")))
+        self.check(big.sliding_windows(100, self.step), expected)
+
+    def test_windows_of_rows_have_their_axes(self):
+        frames = np.arange(30 * 2 * 3).reshape(30, 2, 3)
+        windows = pinflow.open(self.saved("frames.npy", frames)).sliding_windows(4)
+        self.assertEqual(windows.shape, (27, 4, 2, 3))
+        np.testing.assert_array_equal(windows[26], frames[26:])
+
+    def test_a_length_and_a_step_are_whole_numbers_above_0(self):
+        array = pinflow.open(self.saved())
+        for wrong in ((0, 1), (1, 0), (-1, 1), (2.0, 1), (True, 1), (None, 1), (1, "1"), (1 << 63, 1)):
+            with self.assertRaisesRegex(pinflow.InvalidArgument, "whole number above 0"):
+                array.sliding_windows(*wrong)
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "axes"):
+            pinflow.open(self.saved("scalar.npy", np.float32(1))).sliding_windows(1)
+        self.assertEqual(array.sliding_windows(ROWS + 1).shape, (0, ROWS + 1, WIDTH))
+
+    def test_a_large_numpy_view_whose_rows_are_contiguous_is_not_copied(self):
+        # 2000 windows of 2^16 numbers: 500 MiB if they were copied
+        code = ("import numpy, pinflow, resource\n"
+                "tokens = numpy.arange((1 << 16) + 2000 * 48, dtype=numpy.int32)\n"
+                "windows = numpy.lib.stride_tricks.sliding_window_view(tokens, 1 << 16)[::48]\n"
+                "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+                "loader = pinflow.Loader(windows, batch=10, epochs=1, device='cpu', memory=16 << 20)\n"
+                "for number, (rows,) in enumerate(loader):\n"
+                "    first = int(rows.numpy()[0, 0]) // 48\n"
+                "    assert (rows.numpy()[0] == windows[first]).all()\n"
+                "    if number == 20: break\n"
+                "loader.close()\n"
+                "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n")
+        done = run_python(code)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertLess(int(done.stdout), 200 << 10)  # KiB
+
+    def test_large_numpy_views_with_any_strides_are_loaded_as_they_look(self):
+        table = np.arange(3000 * 8, dtype=np.float32).reshape(-1, 8)
+        of_tokens = np.lib.stride_tricks.sliding_window_view(np.arange(500), 20)
+        views = {"columns": table[:, :6], "one column": table[:, 3], "every second": table[::2],
+                 "a part": table[1::3, 2:], "windows": of_tokens, "some windows": of_tokens[5::7], "one": table[:1, :3],
+                 "big-endian": table.astype(">f4")[::3], "reversed": table[::-1], "inner steps": table[:, ::2],
+                 "transposed": table.T, "repeated": np.broadcast_to(table[0], (50, 8)), "empty": table[:0, :2]}
+        for name, view in views.items():
+            for least in (0, 1 << 40):  # taken in place if possible, or copied
+                with self.subTest(name), mock.patch.object(_sources, "_MIN_STRIDED_BYTES", least):
+                    loader = pinflow.Loader(view, batch=100, epochs=1, order="sequential", device="cpu", memory=64 << 20)
+                    rows = [rows.numpy().copy() for (rows,) in loader]
+                    np.testing.assert_array_equal(np.concatenate(rows) if rows else view[:0], view)
 
 
 class TableTest(Folder):

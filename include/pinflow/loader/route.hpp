@@ -9,9 +9,9 @@ namespace pinflow {
 enum class route {
     automatic,  ///< the fastest route that this machine allows
     /// In place. On CUDA a kernel reads registered pages into the slot, in any order. On the host, batches
-    /// are views of the mapping: only in the sequential order, and only of arrays mapped in one piece.
-    /// Reading a view of a truncated file can raise SIGBUS. Rows of every view keep the alignment that they
-    /// have in the file: most arrays in .npz files are not aligned for their type.
+    /// are views of the mapping: only in the sequential order, and only of contiguous rows mapped in one
+    /// piece. Reading a view of a truncated file can raise SIGBUS. Rows of every view keep the alignment that
+    /// they have in the file: most arrays in .npz files are not aligned for their type.
     direct,
     copy,    ///< the copy engine reads registered pages; pieces of a file below 32 KiB are staged; on the
              ///< host, the CPU copies rows into the slot (see fault_guard.hpp)

@@ -133,6 +133,11 @@ void bind_arrays(nb::module_& module) {
                  without_gil([&] { elements = &self.elements(); });
                  return array_interface_of(elements->view(), true);
              })
+        .def("sliding_windows",
+             [](const opened_array& self, std::uint64_t length, std::uint64_t step) {
+                 return without_gil(
+                     [&] { return opened_array::of_array(self.elements().sliding_windows(length, step)); });
+             })
         .def_prop_ro("has_rows", &has_rows)
         .def("read_rows", &read_rows, nb::arg("ids"), nb::arg("out"))
         .def_prop_ro("has_boxes", &opened_array::has_boxes)
@@ -171,7 +176,7 @@ void bind_arrays(nb::module_& module) {
         return list;
     });
     module.def("array_of_buffer", &array_of_buffer, nb::arg("object"), nb::arg("dtype"), nb::arg("shape"),
-               nb::arg("label"));
+               nb::arg("stride_bytes"), nb::arg("label"));
     module.def("array_of_source", &array_of_source, nb::arg("source"), nb::arg("dtype"), nb::arg("shape"),
                nb::arg("label"));
     module.def("is_pattern", [](const file_name& text) { return is_pattern(text.bytes); });

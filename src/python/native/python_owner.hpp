@@ -79,14 +79,14 @@ class gil_acquire {
     PyGILState_STATE state_;
 };
 
-/// Does nothing until the process ends. Part of with_gil.
+/// Blocks this thread until the process ends.
 [[noreturn]] void block_forever() noexcept;
 
 /// Calls `function` with the GIL, on a thread whose GIL a call has released. Once Python is ending, blocks
-/// forever where the GIL would be taken, in Python code that `function` calls too, unless the thread is in a
-/// python_callback, which loaders wait for before they end. Versions of Python before 3.14 would end the
-/// thread by pthread_exit, which unwinds the stack: a noexcept function would then end the process, and
-/// ~gil_acquire would release a GIL that the thread does not hold.
+/// forever instead of taking the GIL, also in Python code that `function` calls. A thread in a
+/// python_callback still takes it: loaders wait for callbacks before they end. Versions of Python before 3.14
+/// would end such a thread by pthread_exit, which unwinds the stack. That ends the process in a noexcept
+/// function, and ~gil_acquire would release a GIL that the thread does not hold.
 template <typename Function>
 auto with_gil(Function function) {
     const gil_acquire held;

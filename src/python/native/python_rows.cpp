@@ -124,7 +124,8 @@ class python_rows final : public row_source {
 }  // namespace
 
 std::shared_ptr<opened_array> array_of_buffer(const nb::object& object, const std::string& type,
-                                              const shape_vector& shape, const std::string& label) {
+                                              const shape_vector& shape, std::uint64_t stride_bytes,
+                                              const std::string& label) {
     const nb::object exported = view_of(object);
     const buffer memory(exported, false);
     const std::span<std::byte> bytes = memory.bytes();
@@ -135,7 +136,9 @@ std::shared_ptr<opened_array> array_of_buffer(const nb::object& object, const st
             delete static_cast<std::shared_ptr<PyObject>*>(context);
         },
         owner);
-    const array elements(std::move(region), dtype::parse(type), shape);
+    const array elements = stride_bytes == 0 ? array(std::move(region), dtype::parse(type), shape)
+                                             : array::of_strided_memory(std::move(region), dtype::parse(type),
+                                                                        shape, stride_bytes);
     return opened_array::of_array(label.empty() ? elements : elements.labelled(label));
 }
 

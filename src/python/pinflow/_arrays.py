@@ -6,7 +6,7 @@ import builtins
 import math
 import operator
 import os
-from numbers import Number
+from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from . import _native
@@ -168,6 +168,26 @@ class Array:
             return None
         chosen: AnyArray = out.astype(self.dtype, copy=False)[rest]
         return chosen
+
+    def sliding_windows(self, length: int, step: int = 1) -> Array:
+        """Sliding windows along the first axis, of the shape (windows, length, *shape[1:]): window i has the rows i * step
+        to i * step + length - 1. Rows after the last whole window are left out. A view: a loader reads windows where the
+        array lies, also if they overlap. An array that is not mapped is decoded or read into memory first.
+
+            tokens = pinflow.open("tokens.npy")                              # shape (N,)
+            loader = pinflow.Loader(tokens.sliding_windows(1025, 1024), batch=8)
+            for (rows,) in loader:
+                inputs, targets = rows.torch()[:, :-1], rows.torch()[:, 1:]
+
+        Raises:
+            InvalidArgument: the length or the step is not a whole number above 0, the array has no axes, or the windows,
+            with all elements that repeat, take 2**63 bytes or more.
+        """
+        for what, number in (("length", length), ("step", step)):
+            if isinstance(number, bool) or not isinstance(number, Integral) or not 0 < int(number) < 1 << 63:
+                raise InvalidArgument(f"the {what} of sliding windows is a whole number above 0, not {shown(number)}")
+        windows = self._array.sliding_windows(int(length), int(step))
+        return Array(windows, (Array.sliding_windows, (self, int(length), int(step))), self._parts)
 
     def rows(self, ids: Union[Sequence[int], AnyArray]) -> AnyArray:
         """The rows of these numbers, from 0 on, read or copied to a new array, in this order."""

@@ -160,8 +160,8 @@ class Loader:
             tensors on the CPU, or RowSources. A sample is the same row of each. Give a path instead of
             `numpy.load(path, mmap_mode="r")`. For pinflow, a file that numpy has mapped is only memory: changes are not
             noticed, and truncating the file ends the process (SIGBUS). Arrays in memory that are not contiguous are
-            copied. The copy of an overlapping view (numpy's sliding_window_view) holds every repeated element: a RowSource
-            avoids it.
+            copied, except views of 64 MiB or more (with the elements that repeat) whose single rows are contiguous, in
+            ascending order: numpy's `sliding_window_view(tokens, 1025)[::1024]`. For files use Array.sliding_windows.
         batch: samples in a batch. The last batch of an epoch may have fewer.
         order: 'sequential', 'shuffled', 'windowed' (chunks in shuffled order, the rows of some chunks shuffled
             together) or 'weighted' (rows drawn with replacement, in the proportions of `weights`); the row numbers of

@@ -8,7 +8,7 @@ from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
-from ._arrays import Array, open
+from ._arrays import Array, Interface, open
 from ._elements import bytes_of, is_array, spelling_of, typed_elements
 from ._errors import InvalidArgument, SystemFailure, shown
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     AnyArray = NDArray[Any]
+
+
+# Smaller arrays with strided rows are copied: loaders are faster with contiguous rows.
+_MIN_STRIDED_BYTES = 64 << 20
 
 
 class RowSource(Protocol):
@@ -50,8 +54,8 @@ class RowSource(Protocol):
 
 
 def concatenate(arrays: Iterable[Any]) -> Array:
-    """One array with the rows of several, in their order. Only compressed members of .npz files, which are decoded, and
-    numpy arrays that are not contiguous are copied."""
+    """One array with the rows of several, in their order. Copies only compressed members of .npz files, which are
+    decoded, and the numpy arrays that a Loader copies."""
     parts = parts_of(arrays)
     return Array(_native.concatenate([native_of(each) for each in parts], False), (concatenate, (parts,)), parts)
 
@@ -87,15 +91,22 @@ def native_of(source: Any, label: str = "") -> _native.Array:
     if elements.dtype.hasobject or not isinstance(source, numpy.generic) and isinstance(source, Number):
         raise InvalidArgument(f"a source is a path, an array or a RowSource (help(pinflow.RowSource)), not "
                               f"{type(source).__name__}")
+    if elements.dtype.names is not None:
+        raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
+    shape = list(elements.shape)
+    if elements.nbytes >= _MIN_STRIDED_BYTES and not elements.flags.c_contiguous and elements[:1].flags.c_contiguous \
+            and elements.strides[0] > 0:
+        span = (shape[0] - 1) * elements.strides[0] + elements[:1].nbytes
+        memory = Interface({"data": (elements.ctypes.data, True), "shape": (span,), "typestr": "|u1", "version": 3},
+                           elements)
+        return _native.array_of_buffer(numpy.asarray(memory), spelling, shape, elements.strides[0], label)
     try:
         contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     except MemoryError:
         raise SystemFailure(errno.ENOMEM, f"cannot copy a non-contiguous array of shape {elements.shape} and dtype "
                             f"{elements.dtype}: {elements.nbytes} bytes do not fit into memory. Give a RowSource that "
                             "reads its rows") from None
-    if contiguous.dtype.names is not None:
-        raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
-    return _native.array_of_buffer(bytes_of(contiguous), spelling, list(contiguous.shape), label)
+    return _native.array_of_buffer(bytes_of(contiguous), spelling, shape, 0, label)
 
 
 def _native_of_rows(source: Any, label: str) -> _native.Array:

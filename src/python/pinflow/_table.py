@@ -30,8 +30,8 @@ class RowTable:
 
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
-            array, out of which rows are only gathered. It must be mapped in one piece or in memory: not a chunked HDF5
-            dataset, and not several files. A compressed .npz member is decoded into memory. The array is kept. An array
+            array, out of which rows are only gathered. It must be mapped in one piece or in memory, with contiguous
+            rows: not a chunked HDF5 dataset, not several files, and not sliding windows that overlap. A compressed .npz member is decoded into memory. The array is kept. An array
             of less than 32 MiB that ends within a page is page-locked only if no other array can begin in its last
             page; otherwise its rows pass through buffers, and `reason` says why.
         device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a

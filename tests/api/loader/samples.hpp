@@ -96,6 +96,18 @@ inline known_array npy_label_field(const std::filesystem::path& path, std::uint6
     return {pinflow::open_npy(path).field("label"), std::move(labels)};
 }
 
+/// The sliding windows of an array, and their elements one window after the other.
+inline known_array windows_of(const pinflow::array& array, std::uint64_t length, std::uint64_t step) {
+    const pinflow::array windows = array.sliding_windows(length, step);
+    const std::uint64_t element_bytes = array.size_bytes() / array.shape()[0];
+    const std::size_t window_bytes = length * element_bytes;
+    std::vector<std::byte> content(windows.size_bytes());
+    for (std::size_t i = 0; i < windows.shape()[0]; ++i)
+        std::memcpy(content.data() + i * window_bytes, array.view().data() + i * step * element_bytes,
+                    window_bytes);
+    return {windows, std::move(content)};
+}
+
 /// An array in memory, of random bytes.
 inline known_array array_in_memory(std::uint64_t row_count, std::uint64_t row_bytes,
                                    std::mt19937_64& random) {
@@ -149,18 +161,22 @@ inline std::vector<pinflow::route> routes_of(const known_sample& sample, const p
     bool has_extents = true;
     bool has_files = true;
     bool in_one_piece = true;
+    bool are_contiguous = true;
     for (const known_array& array : sample) {
         const auto extents = array.source->extents();
         has_extents = has_extents && !extents.empty();
         in_one_piece = in_one_piece && extents.size() == 1;
-        for (const pinflow::row_extent& extent : extents)
+        for (const pinflow::row_extent& extent : extents) {
             has_files = has_files && extent.file != nullptr;
+            are_contiguous = are_contiguous && extent.stride_bytes == 0;
+        }
     }
     const bool on_host = device.kind() == pinflow::device_kind::host;
     std::vector<route> routes{route::automatic, route::staged};
     if (has_extents) routes.push_back(route::copy);
     if (has_extents && has_files) routes.push_back(route::read);
-    if (in_one_piece && (!on_host || order == pinflow::order::sequential)) routes.push_back(route::direct);
+    const bool has_views = order == pinflow::order::sequential && are_contiguous;
+    if (in_one_piece && (!on_host || has_views)) routes.push_back(route::direct);
     return routes;
 }
 

@@ -1,11 +1,14 @@
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "pinflow/formats/npy.hpp"
 #include "pinflow/loader/loader.hpp"
 #include "samples.hpp"
 #include "sanitized.hpp"
@@ -65,6 +68,26 @@ const std::vector<kind_of_sample> every_kind{
      [](const auto& folder, auto& random) -> known_sample {
          return {rows_of_own(row_count, 12'288, random),
                  npy_file(folder / "labels.npy", "<i8", {row_count}, random)};
+     }},
+    {"overlapping windows of a file beside labels",
+     [](const auto& folder, auto& random) -> known_sample {
+         npy_file(folder / "tokens.npy", "<u2", {row_count * 16 + 50}, random);
+         return {windows_of(open_npy(folder / "tokens.npy"), 65, 16),
+                 npy_file(folder / "labels.npy", "<i8", {row_count}, random)};
+     }},
+    {"overlapping windows of 64 KiB in memory",
+     [](const auto& /*folder*/, auto& random) -> known_sample {
+         const std::uint64_t length = 65'536, step = 4096;
+         auto memory = memory_region::anonymous((row_count - 1) * step + length);
+         std::ranges::copy(random_bytes(memory.size_bytes(), random), memory.data());
+         const std::uint64_t size = memory.size_bytes();
+         return {windows_of(array(std::move(memory), dtype::of<std::uint8_t>(), {size}), length, step)};
+     }},
+    {"every third row of a file, as a pair with the next row and alone",
+     [](const auto& folder, auto& random) -> known_sample {
+         npy_file(folder / "rows.npy", "<f4", {row_count * 3, 64}, random);
+         const array rows = open_npy(folder / "rows.npy");
+         return {windows_of(rows, 2, 3), windows_of(rows, 1, 3)};
      }},
     {"one array twice",
      [](const auto& folder, auto& random) -> known_sample {

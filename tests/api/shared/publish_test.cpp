@@ -100,6 +100,19 @@ TEST_CASE("publish: a segment holds the rows of its source, whatever gives them"
     CHECK(listed[2].checksum != listed[0].checksum);
 }
 
+TEST_CASE("publish: overlapping windows are written one after the other") {
+    const test_segments segments;
+    const array numbers = numbered_rows(3000, 32);
+    publish("windows", *numbers.sliding_windows(3, 1).rows(), segments.options());
+    const array windows = segments.open("windows");
+    REQUIRE(windows.shape() == shape_vector{2998, 3, 32});
+    const auto words = std::span(windows.view().as<std::uint64_t>(), windows.view().size());
+    bool right = true;
+    for (std::size_t i = 0; i < words.size(); ++i)
+        right = right && words[i] == i / 96 + i / 32 % 3;
+    CHECK(right);
+}
+
 TEST_CASE("publish: a segment is a .npy file whose data begins at byte 4096") {
     const test_segments segments;
     const array numbers = numbered_rows(10, 3);
