@@ -80,7 +80,7 @@ transfer_plan plan_on_host(const sample_facts& sample, const array_facts& array)
         return only({transfer::decode}, "rows are read or decoded into the slot");
     const bool maps = sample.is_guarded || !array.is_file_backed;
     return only({transfer::slot_copy},
-                maps ? "the host device needs one copy, from the mapping into the slot"
+                maps ? "the host device needs one copy, from where the rows lie into the slot"
                      : "the host device reads rows into the slot, as the fault guard is not installed");
 }
 

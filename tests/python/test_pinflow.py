@@ -1038,6 +1038,36 @@ class WindowTest(Folder):
         big = pinflow.open(self.saved("big.npy", tokens.astype(">i8")))
         self.check(big.sliding_windows(100, self.step), expected)
 
+    def test_windows_of_several_files_are_those_of_each(self):
+        for number in range(3):
+            self.saved(f"part-{number}.npy", np.arange(100) + 1000 * number)
+        for array in (pinflow.open(self.path("part-*.npy")), pinflow.concatenate([np.arange(9)])):
+            with self.assertRaisesRegex(pinflow.Unsupported, "concatenate"):
+                array.sliding_windows(5)
+        parts = [pinflow.open(self.path(f"part-{number}.npy")).sliding_windows(5, 2) for number in range(3)]
+        windows = pinflow.concatenate(parts)
+        np.testing.assert_array_equal(windows, np.concatenate([np.asarray(part) for part in parts]))
+        self.assertEqual(len(pinflow.Loader(windows, batch=1, device="cpu")), sum(map(len, parts)))
+
+    def test_windows_and_views_are_saved_as_they_look(self):
+        tokens = np.arange(1000, dtype=np.int16)
+        table = np.arange(600, dtype=">f8").reshape(20, 30)
+        for view in (np.lib.stride_tricks.sliding_window_view(tokens, 10)[::4], tokens[::3], table[:, 3:9], table[::-1],
+                     table[5:5, :3], table.T, pinflow.open(self.saved("t.npy", tokens)).sliding_windows(7)):
+            pinflow.save(self.path("view.npy"), view)
+            np.testing.assert_array_equal(np.load(self.path("view.npy")), np.asarray(view))
+
+    def test_a_table_of_a_read_only_view_is_a_copy_of_any_size(self):
+        table = np.arange(2000).reshape(100, 20)[:, :8]
+        table.setflags(write=False)
+        for least in (0, 1 << 40):
+            with mock.patch.object(_sources, "_MIN_STRIDED_BYTES", least):
+                rows = pinflow.RowTable(table, device="cpu").gather([3, 99])
+            np.testing.assert_array_equal(rows, table[[3, 99]])
+        table = np.zeros((10, 20))[:, :8]
+        with self.assertRaisesRegex(pinflow.InvalidArgument, "strides \\(160, 8\\)"):
+            pinflow.RowTable(table, device="cpu")
+
     def test_windows_of_rows_have_their_axes(self):
         frames = np.arange(30 * 2 * 3).reshape(30, 2, 3)
         windows = pinflow.open(self.saved("frames.npy", frames)).sliding_windows(4)

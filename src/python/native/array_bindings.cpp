@@ -135,8 +135,7 @@ void bind_arrays(nb::module_& module) {
              })
         .def("sliding_windows",
              [](const opened_array& self, std::uint64_t length, std::uint64_t step) {
-                 return without_gil(
-                     [&] { return opened_array::of_array(self.elements().sliding_windows(length, step)); });
+                 return without_gil([&] { return self.sliding_windows(length, step); });
              })
         .def_prop_ro("has_rows", &has_rows)
         .def("read_rows", &read_rows, nb::arg("ids"), nb::arg("out"))
@@ -197,10 +196,14 @@ void bind_arrays(nb::module_& module) {
         });
     });
     module.def("save_npy", [](const file_name& path, const nb::object& elements, const std::string& type,
-                              const shape_vector& shape) {
+                              const shape_vector& shape, std::int64_t stride_bytes) {
         const buffer memory(elements, false);
         const auto view_type = dtype::parse(type);
-        without_gil([&] { write_npy(path.bytes, array_view(memory.bytes().data(), view_type, shape)); });
+        without_gil([&] {
+            auto strides = c_strides_bytes(shape, view_type.size_bytes());
+            if (stride_bytes != 0) strides.at(0) = stride_bytes;
+            write_npy(path.bytes, array_view(memory.bytes().data(), view_type, shape, std::move(strides)));
+        });
     });
 }
 

@@ -12,6 +12,7 @@
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/open.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/core/stack.hpp"
 
 namespace pinflow::python {
@@ -41,7 +42,12 @@ std::optional<array_listing> listing_of(const std::string& path, const std::stri
 
 /// All rows of a source, gathered into memory.
 array gathered(const row_source& rows, const dtype& type, const shape_vector& shape) {
-    auto memory = memory_region::anonymous(rows.row_count() * rows.row_size_bytes());
+    const std::uint64_t size_bytes = rows.row_count() * rows.row_size_bytes();
+    detail::require_memory(size_bytes,
+                           fmt::format("cannot bring all elements of {} into memory: they take {} bytes",
+                                       rows.description(), size_bytes),
+                           "use some of its rows at a time");
+    auto memory = memory_region::anonymous(size_bytes);
     constexpr std::uint64_t rows_at_once = 1 << 16;
     std::vector<std::uint64_t> ids;
     for (std::uint64_t first = 0; first < rows.row_count(); first += rows_at_once) {
@@ -143,6 +149,16 @@ const array& opened_array::elements() const {
         }
     }
     return *decoded_;
+}
+
+std::shared_ptr<opened_array> opened_array::sliding_windows(std::uint64_t length, std::uint64_t step) const {
+    if (!elements_ && path_.empty()) {
+        throw unsupported(
+            fmt::format("sliding windows need an array in one file or in memory, not {}: concatenate the "
+                        "windows of its parts",
+                        label_.empty() ? "several" : label_));
+    }
+    return of_array(elements().sliding_windows(length, step));
 }
 
 void opened_array::check_same(const dtype& type, const shape_vector& shape) const {

@@ -41,6 +41,9 @@ class opened_array {
     std::shared_ptr<const row_source> as_one_row() const;
     /// The elements, which may have to be decoded or gathered first.
     const array& elements() const;
+    /// As array::sliding_windows.
+    /// @throws unsupported if the array is not of one file and not in memory.
+    std::shared_ptr<opened_array> sliding_windows(std::uint64_t length, std::uint64_t step) const;
     /// Whether read_box may work: it is an HDF5 dataset that is not mapped. Other files can be decoded only
     /// as a whole, or have rows that are read as they are.
     bool has_boxes() const noexcept { return has_boxes_; }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import math
 import operator
 import os
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 from . import _native
 from ._boxes import box_of
 from ._elements import bytes_of, is_array, numpy_type, row_numbers, typed_elements
-from ._errors import InvalidArgument, shown
+from ._errors import InvalidArgument, SystemFailure, shown
 from ._readable import check_readable
 
 if TYPE_CHECKING:
@@ -172,7 +173,8 @@ class Array:
     def sliding_windows(self, length: int, step: int = 1) -> Array:
         """Sliding windows along the first axis, of the shape (windows, length, *shape[1:]): window i has the rows i * step
         to i * step + length - 1. Rows after the last whole window are left out. A view: a loader reads windows where the
-        array lies, also if they overlap. An array that is not mapped is decoded or read into memory first.
+        array lies, also if they overlap. An array in one file that is not mapped is decoded or read into memory first. Of
+        several files, make the windows of each, and concatenate them.
 
             tokens = pinflow.open("tokens.npy")                              # shape (N,)
             loader = pinflow.Loader(tokens.sliding_windows(1025, 1024), batch=8)
@@ -181,7 +183,8 @@ class Array:
 
         Raises:
             InvalidArgument: the length or the step is not a whole number above 0, the array has no axes, or the windows,
-            with all elements that repeat, take 2**63 bytes or more.
+            with all elements that repeat, take 2**63 bytes or more. Unsupported: the array has several parts, or is read
+            by a RowSource.
         """
         for what, number in (("length", length), ("step", step)):
             if isinstance(number, bool) or not isinstance(number, Integral) or not 0 < int(number) < 1 << 63:
@@ -277,6 +280,18 @@ def open(path: PathLike, name: Optional[str] = None, *, stack: bool = False) -> 
     return Array(_native.open_named(text, name), made_by)
 
 
+def strided_rows(elements: AnyArray) -> Optional[Tuple[AnyArray, int]]:
+    """The bytes from the start of the first row to the end of the last, and those from the start of a row to the start of
+    the next. None if all elements are contiguous, if those of a row are not, or if rows do not ascend."""
+    import numpy
+
+    if elements.flags.c_contiguous or not elements[:1].flags.c_contiguous or elements.strides[0] <= 0:
+        return None
+    size = (len(elements) - 1) * elements.strides[0] + elements[:1].nbytes
+    memory = {"data": (elements.ctypes.data, True), "shape": (size,), "typestr": "|u1", "version": 3}
+    return numpy.asarray(Interface(memory, elements)), elements.strides[0]
+
+
 def working_folder() -> str:
     """The working directory, or "" if it has been removed."""
     try:
@@ -306,7 +321,8 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
     or symbolic link of that name is replaced. The array is one of numpy, a dense tensor of PyTorch on the CPU, or a list
-    of numbers. The format has no bfloat16 and no float8: `save_file` writes those.
+    of numbers. The format has no bfloat16 and no float8: they are saved as opaque bytes, as numpy does, and `save_file`
+    keeps their type.
 
     Raises:
         InvalidArgument: an array that cannot be saved, or a name with another ending. DataChanged: the array is mapped from
@@ -326,5 +342,13 @@ def save(path: PathLike, array: Any) -> None:
     if elements.dtype.names is not None:
         raise InvalidArgument("structured arrays cannot be saved yet; save each field")
     check_readable("the array", elements.ctypes.data, elements.shape, elements.strides, elements.itemsize)
-    contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
-    _native.save_npy(text, bytes_of(contiguous), spelling, builtins.list(contiguous.shape))
+    shape = builtins.list(elements.shape)
+    strided = strided_rows(elements)
+    if strided is not None:
+        return _native.save_npy(text, strided[0], spelling, shape, strided[1])
+    try:
+        contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
+    except MemoryError:
+        raise SystemFailure(errno.ENOMEM, f"cannot copy an array of shape {elements.shape} and dtype {elements.dtype}, "
+                            f"whose rows are not contiguous: {elements.nbytes} bytes do not fit into memory") from None
+    _native.save_npy(text, bytes_of(contiguous), spelling, shape, 0)

@@ -8,7 +8,7 @@ from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
-from ._arrays import Array, Interface, open
+from ._arrays import Array, open, strided_rows
 from ._elements import bytes_of, is_array, spelling_of, typed_elements
 from ._errors import InvalidArgument, SystemFailure, shown
 
@@ -66,9 +66,9 @@ def stack(arrays: Iterable[Any]) -> Array:
     return Array(_native.concatenate([native_of(each) for each in parts], True), (stack, (parts,)), parts)
 
 
-def native_of(source: Any, label: str = "") -> _native.Array:
+def native_of(source: Any, label: str = "", strided: bool = True) -> _native.Array:
     """A source of rows: an Array, a path, a numpy array or another object with its interface, or a RowSource. Messages
-    call it `label`."""
+    call it `label`. Unless it may be `strided`, an array whose rows are not contiguous is copied."""
     if isinstance(source, Array):
         return source._array
     if isinstance(source, (str, bytes, os.PathLike)):
@@ -94,12 +94,9 @@ def native_of(source: Any, label: str = "") -> _native.Array:
     if elements.dtype.names is not None:
         raise InvalidArgument("structured arrays are loaded from files only; give each field as a source")
     shape = list(elements.shape)
-    if elements.nbytes >= _MIN_STRIDED_BYTES and not elements.flags.c_contiguous and elements[:1].flags.c_contiguous \
-            and elements.strides[0] > 0:
-        span = (shape[0] - 1) * elements.strides[0] + elements[:1].nbytes
-        memory = Interface({"data": (elements.ctypes.data, True), "shape": (span,), "typestr": "|u1", "version": 3},
-                           elements)
-        return _native.array_of_buffer(numpy.asarray(memory), spelling, shape, elements.strides[0], label)
+    rows = strided_rows(elements) if strided and elements.nbytes >= _MIN_STRIDED_BYTES else None
+    if rows is not None:
+        return _native.array_of_buffer(rows[0], spelling, shape, rows[1], label)
     try:
         contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     except MemoryError:

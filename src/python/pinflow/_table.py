@@ -30,10 +30,11 @@ class RowTable:
 
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
-            array, out of which rows are only gathered. It must be mapped in one piece or in memory, with contiguous
-            rows: not a chunked HDF5 dataset, not several files, and not sliding windows that overlap. A compressed .npz member is decoded into memory. The array is kept. An array
-            of less than 32 MiB that ends within a page is page-locked only if no other array can begin in its last
-            page; otherwise its rows pass through buffers, and `reason` says why.
+            array, out of which rows are only gathered. It must be mapped in one piece or in memory: not a chunked HDF5
+            dataset, not several files, and no Array of sliding windows that overlap. A compressed .npz member is decoded
+            into memory. The array is kept; a read-only one whose rows are not contiguous is copied. An array of less than
+            32 MiB that ends within a page is page-locked only if no other array can begin in its last page; otherwise its
+            rows pass through buffers, and `reason` says why.
         device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
             torch.device.
 
@@ -61,12 +62,13 @@ class RowTable:
                     raise InvalidArgument("a table cannot be a tensor that is conjugated or negated lazily: give "
                                           "resolve_conj() or resolve_neg() of it")
                 if not elements.flags.c_contiguous:
-                    raise InvalidArgument("the rows of a table are contiguous, and this array's are not")
+                    raise InvalidArgument("a table that is written has contiguous rows, in C order, without gaps between them; "
+                                          f"this array of shape {elements.shape} has strides {elements.strides}")
                 writable = bytes_of(elements)
             if spelling not in BEYOND_NUMPY:
                 array = elements
         self._writable = writable is not None
-        self._table = _native.RowTable(native_of(array, "the table's array"), writable, device_name(device))
+        self._table = _native.RowTable(native_of(array, "the table's array", strided=False), writable, device_name(device))
         self._gpu = self._table.gpu
         kind = numpy_type(self._table.dtype)
         if self._table.dtype not in BEYOND_NUMPY and not _are_numbers(kind):
