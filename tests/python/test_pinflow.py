@@ -1049,10 +1049,21 @@ class WindowTest(Folder):
         np.testing.assert_array_equal(windows, np.concatenate([np.asarray(part) for part in parts]))
         self.assertEqual(len(pinflow.Loader(windows, batch=1, device="cpu")), sum(map(len, parts)))
 
+    def test_rows_that_take_more_bytes_than_there_are_are_refused(self):
+        class Endless:
+            dtype, shape = "f8", (1 << 61, 4)
+
+            def read_rows(self, ids, out):
+                pass
+
+        with self.assertRaisesRegex(pinflow.SystemFailure, "into memory"):
+            np.asarray(pinflow.concatenate([Endless()]))
+
     def test_windows_and_views_are_saved_as_they_look(self):
         tokens = np.arange(1000, dtype=np.int16)
         table = np.arange(600, dtype=">f8").reshape(20, 30)
-        for view in (np.lib.stride_tricks.sliding_window_view(tokens, 10)[::4], tokens[::3], table[:, 3:9], table[::-1],
+        for view in (np.lib.stride_tricks.sliding_window_view(tokens, 10)[::4], tokens[::3], table[:, 3:9], table[::2, :1],
+                     table[::-1],
                      table[5:5, :3], table.T, pinflow.open(self.saved("t.npy", tokens)).sliding_windows(7)):
             pinflow.save(self.path("view.npy"), view)
             np.testing.assert_array_equal(np.load(self.path("view.npy")), np.asarray(view))

@@ -12,6 +12,7 @@
 #include "pinflow/formats/hdf5.hpp"
 #include "pinflow/formats/listing.hpp"
 #include "pinflow/formats/open.hpp"
+#include "src/core/checked.hpp"
 #include "src/core/memory_limits.hpp"
 #include "src/core/stack.hpp"
 
@@ -42,7 +43,7 @@ std::optional<array_listing> listing_of(const std::string& path, const std::stri
 
 /// All rows of a source, gathered into memory.
 array gathered(const row_source& rows, const dtype& type, const shape_vector& shape) {
-    const std::uint64_t size_bytes = rows.row_count() * rows.row_size_bytes();
+    const std::uint64_t size_bytes = detail::saturated(rows.row_count(), rows.row_size_bytes());
     detail::require_memory(size_bytes,
                            fmt::format("cannot bring all elements of {} into memory: they take {} bytes",
                                        rows.description(), size_bytes),
@@ -154,9 +155,9 @@ const array& opened_array::elements() const {
 std::shared_ptr<opened_array> opened_array::sliding_windows(std::uint64_t length, std::uint64_t step) const {
     if (!elements_ && path_.empty()) {
         throw unsupported(
-            fmt::format("sliding windows need an array in one file or in memory, not {}: concatenate the "
-                        "windows of its parts",
-                        label_.empty() ? "several" : label_));
+            fmt::format("cannot make sliding windows of {}: it has several parts, or its rows are read when "
+                        "they are needed. Make the windows of each part, and concatenate them",
+                        label_));
     }
     return of_array(elements().sliding_windows(length, step));
 }

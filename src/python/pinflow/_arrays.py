@@ -183,8 +183,8 @@ class Array:
 
         Raises:
             InvalidArgument: the length or the step is not a whole number above 0, the array has no axes, or the windows,
-            with all elements that repeat, take 2**63 bytes or more. Unsupported: the array has several parts, or is read
-            by a RowSource.
+            with all elements that repeat, take 2**63 bytes or more. Unsupported: the array was made by `concatenate` or
+            `stack`, or of a pattern or a RowSource.
         """
         for what, number in (("length", length), ("step", step)):
             if isinstance(number, bool) or not isinstance(number, Integral) or not 0 < int(number) < 1 << 63:
@@ -318,11 +318,15 @@ def list(path: PathLike) -> List[Dict[str, Any]]:  # named after what it does, a
     return _native.list_arrays(path_text(path))
 
 
+# Views with shorter rows are copied before they are saved. With 16 bytes both take as long.
+_MIN_SAVED_ROW_BYTES = 16
+
+
 def save(path: PathLike, array: Any) -> None:
     """Writes an array to a .npy file, which appears under its name complete or not at all, and is durable then. A file
     or symbolic link of that name is replaced. The array is one of numpy, a dense tensor of PyTorch on the CPU, or a list
-    of numbers. The format has no bfloat16 and no float8: they are saved as opaque bytes, as numpy does, and `save_file`
-    keeps their type.
+    of numbers. The format has no bfloat16 and no float8: they are saved as opaque bytes (`|V2`, `|V1`), and
+    `save_file` keeps their type.
 
     Raises:
         InvalidArgument: an array that cannot be saved, or a name with another ending. DataChanged: the array is mapped from
@@ -344,7 +348,7 @@ def save(path: PathLike, array: Any) -> None:
     check_readable("the array", elements.ctypes.data, elements.shape, elements.strides, elements.itemsize)
     shape = builtins.list(elements.shape)
     strided = strided_rows(elements)
-    if strided is not None:
+    if strided is not None and elements[:1].nbytes >= _MIN_SAVED_ROW_BYTES:
         return _native.save_npy(text, strided[0], spelling, shape, strided[1])
     try:
         contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)

@@ -101,8 +101,8 @@ def native_of(source: Any, label: str = "", strided: bool = True) -> _native.Arr
         contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
     except MemoryError:
         raise SystemFailure(errno.ENOMEM, f"cannot copy a non-contiguous array of shape {elements.shape} and dtype "
-                            f"{elements.dtype}: {elements.nbytes} bytes do not fit into memory. Give a RowSource that "
-                            "reads its rows") from None
+                            f"{elements.dtype}: {elements.nbytes} bytes do not fit into memory"
+                            f"{'. Give a RowSource that reads its rows' if strided else ''}") from None
     return _native.array_of_buffer(bytes_of(contiguous), spelling, shape, 0, label)
 
 

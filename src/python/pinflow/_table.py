@@ -30,11 +30,11 @@ class RowTable:
 
     Args:
         array: a writable numpy array or CPU tensor, which is written in place; or an Array, a path, or a read-only
-            array, out of which rows are only gathered. It must be mapped in one piece or in memory: not a chunked HDF5
-            dataset, not several files, and no Array of sliding windows that overlap. A compressed .npz member is decoded
-            into memory. The array is kept; a read-only one whose rows are not contiguous is copied. An array of less than
-            32 MiB that ends within a page is page-locked only if no other array can begin in its last page; otherwise its
-            rows pass through buffers, and `reason` says why.
+            array, out of which rows are only gathered. It must be mapped in one piece or in memory, in C order: not a
+            chunked HDF5 dataset, not several files, not a field or sliding windows. A compressed .npz member is decoded
+            into memory. The array is kept; a read-only numpy array with gaps, overlaps or another order is copied. An
+            array of less than 32 MiB that ends within a page is page-locked only if no other array can begin in its last
+            page; otherwise its rows pass through buffers, and `reason` says why.
         device: 'auto' (the first GPU, otherwise the host), 'host' or 'cpu', 'cuda', 'cuda:N', the number of a GPU, or a
             torch.device.
 
