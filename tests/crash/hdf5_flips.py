@@ -445,7 +445,7 @@ def main():
     parser.add_argument("--truncations", type=all_or_count, default="all")
     parser.add_argument("--kinds")
     parser.add_argument("--limit", type=int, default=90)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--jobs", type=int, default=min(8, len(os.sched_getaffinity(0))))
     parser.add_argument("--seed", type=int, default=3)  # libhdf5 1.10.8 crashes within its first 200 flips
     parser.add_argument("--keep")
     settings = parser.parse_args()

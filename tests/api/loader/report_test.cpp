@@ -16,7 +16,8 @@
 using namespace pinflow;
 
 TEST_CASE("loader: reports that it waited for a slow consumer" * blocks_copies) {
-    on_each_device([](const device& device) {
+    // what it reports if the consumer's stream is busy for so long
+    const auto report_after = [](const device& device, std::chrono::milliseconds length) {
         const auto source = std::make_shared<scripted_rows>(100);
         loader loader({source}, {.device = device, .batch_rows = 10, .slots = 2});
         const stream stream(device);
@@ -26,8 +27,7 @@ TEST_CASE("loader: reports that it waited for a slow consumer" * blocks_copies) 
             loader.next(stream);
         }
         std::thread opener([&] {
-            // long enough to be seen in the report, however busy the machine is
-            const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(50);
+            const auto until = std::chrono::steady_clock::now() + length;
             while (std::chrono::steady_clock::now() < until) {
                 std::this_thread::yield();
             }
@@ -36,9 +36,18 @@ TEST_CASE("loader: reports that it waited for a slow consumer" * blocks_copies) 
         while (loader.next(stream)) {
         }
         opener.join();
-        const loader_report report = loader.report();
-        CHECK(report.consumer_wait > std::chrono::milliseconds(25));
-        CHECK(report.consumer_wait > report.storage_wait + report.cpu_wait);
+        return loader.report();
+    };
+    on_each_device([&](const device& device) {
+        bool is_the_consumers = false;
+        for (const int milliseconds : {50, 200, 800}) {  // longer, if other work holds the threads up
+            const std::chrono::milliseconds length(milliseconds);
+            const loader_report report = report_after(device, length);
+            is_the_consumers = report.consumer_wait > length / 2 &&
+                               report.consumer_wait > report.storage_wait + report.cpu_wait;
+            if (is_the_consumers) break;
+        }
+        CHECK(is_the_consumers);
     });
 }
 

@@ -68,7 +68,7 @@ TEST_CASE("publish: a segment holds the rows of its source, whatever gives them"
     const temporary_folder files;
     const test_segments segments;
     // longer than several pieces, and no multiple of one
-    const array numbers = numbered_rows(70'001, 32);
+    const array numbers = numbered_rows(20'001, 32);
     write_npy(files / "numbers.npy", numbers.view());
     const array in_file = open_npy(files / "numbers.npy");
     const array first = open_npy(files / "numbers.npy");
