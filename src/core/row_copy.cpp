@@ -15,7 +15,7 @@ namespace {
 constexpr std::size_t line_bytes = 64;
 #endif
 
-/// Rows of a compile-time size: one load and one store each.
+/// Rows of a compile-time size: one or two loads and stores each.
 template <std::size_t SizeBytes>
 void copy_small(std::span<const std::byte* const> rows, std::byte* destination) noexcept {
     for (const std::byte* const row : rows) {
@@ -84,6 +84,8 @@ void copy_rows(std::span<const std::byte* const> rows, std::uint64_t row_size_by
             return copy_small<4>(rows, destination);
         case 8:
             return copy_small<8>(rows, destination);
+        case 12:
+            return copy_small<12>(rows, destination);
         case 16:
             return copy_small<16>(rows, destination);
         default:
