@@ -90,20 +90,6 @@ def of_numpy(windows, batch, device, seed):
             yield copied
 
 
-def link_rate():
-    import torch
-    host = torch.empty(1 << 28, dtype=torch.uint8, pin_memory=True)
-    device = torch.empty(1 << 28, dtype=torch.uint8, device="cuda")
-    seconds = []
-    for _ in range(10):
-        torch.cuda.synchronize()
-        start = time.perf_counter()
-        device.copy_(host)
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - start)
-    return (1 << 28) / statistics.median(seconds[1:]) / 1e9
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--dir", default="/dev/shm")
@@ -118,6 +104,7 @@ def main():
         tokens = np.memmap(path, np.uint16, "r")
         windows = np.lib.stride_tricks.sliding_window_view(np.asarray(tokens), LENGTH)[::STEP]
         if given.device == "cuda":
+            from model_load import link_rate
             print(f"LINK {link_rate():.1f} GB/s", flush=True)
         print("| batch | numpy | pinflow | factor |\n|---|---|---|---|", flush=True)
         for batch in (16, 256):
