@@ -14,7 +14,8 @@ class cpu_transfer final : public array_transfer {
     cpu_transfer(sample_array planned, const loader_setup& setup)
         : array_transfer(std::move(planned)),
           is_staged_(setup.device.kind() != device_kind::host || main() == transfer::staged),
-          reader_(array().source, main() == transfer::read ? row_access::source : row_access::memory) {}
+          reader_(array().source, main() == transfer::read ? row_access::source : row_access::memory,
+                  setup.is_in_order ? row_reader::list_order::ascending : row_reader::list_order::any) {}
 
     void prepare(slot& filling, slot_group& group) override {
         const std::uint64_t size_bytes = filling.row_ids.size() * array().row_bytes();

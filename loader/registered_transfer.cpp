@@ -33,7 +33,8 @@ registered_transfer::registered_transfer(sample_array planned, const loader_setu
       setup_(setup),
       extents_(array().source->extents()),
       reader_(array().source,
-              array().plan.fallback == transfer::read ? row_access::source : row_access::memory),
+              array().plan.fallback == transfer::read ? row_access::source : row_access::memory,
+              setup.is_in_order ? row_reader::list_order::ascending : row_reader::list_order::any),
       pages_(pin_ranges(array().source), setup.device, pinning_of(array(), setup)) {
     if (array().plan.pages->is_required) require_pages();
 }

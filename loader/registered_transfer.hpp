@@ -50,7 +50,7 @@ class registered_transfer : public array_transfer {
             const auto [extent, index] = extents_.find(ids[first]);
             const std::size_t end =
                 first + std::min<std::uint64_t>({max_rows, ids.size() - first, extent->row_count - index});
-            std::size_t last = first + 1;
+            std::size_t last = setup_.is_in_order ? end : first + 1;  // in order, rows are consecutive
             while (last < end && ids[last] == ids[last - 1] + 1)
                 ++last;
             row_run run{.extent = extent, .first = first, .count = last - first};

@@ -17,20 +17,23 @@ namespace {
 /// Consecutive rows are copied as one piece if at least this many are next in the list.
 constexpr std::uint64_t min_run_rows = 8;
 
-/// The number of consecutive ids from the first on, up to `max_rows`.
-std::uint64_t neighbours(std::span<const std::uint64_t> ids, std::uint64_t max_rows) noexcept {
+/// The number of consecutive ids from the first on.
+std::uint64_t neighbours(std::span<const std::uint64_t> ids, row_reader::list_order order) noexcept {
+    if (order == row_reader::list_order::ascending && ids.back() - ids.front() == ids.size() - 1)
+        return ids.size();
     std::uint64_t count = 1;
-    while (count < std::min<std::uint64_t>(ids.size(), max_rows) && ids[count] == ids[count - 1] + 1)
+    while (count < ids.size() && ids[count] == ids[count - 1] + 1)
         ++count;
     return count;
 }
 
 }  // namespace
 
-row_reader::row_reader(std::shared_ptr<const row_source> source, row_access access)
+row_reader::row_reader(std::shared_ptr<const row_source> source, row_access access, list_order order)
     : source_(std::move(source)),
       extents_(source_->extents()),
       row_size_bytes_(source_->row_size_bytes()),
+      order_(order),
       is_contiguous_(has_contiguous_extents(*source_)),
       is_mapped_(access == row_access::memory &&
                  std::ranges::any_of(source_->extents(),
@@ -79,7 +82,8 @@ bool row_reader::copy(std::span<const std::uint64_t> ids, std::byte* destination
         std::size_t count = 0;         // pieces in `rows`
         std::uint64_t piece_rows = 1;  // rows in each piece
         const auto [first, index] = extents_.find(ids[0]);
-        const std::uint64_t run = is_contiguous_ ? neighbours(ids, first->row_count - index) : 1;
+        const auto in_extent = ids.first(std::min<std::uint64_t>(ids.size(), first->row_count - index));
+        const std::uint64_t run = is_contiguous_ ? neighbours(in_extent, order_) : 1;
         if (run >= min_run_rows) {
             rows[count++] = address_of(*first, index);
             taken = piece_rows = run;

@@ -28,8 +28,14 @@ struct read_session {
 /// plan_access says for each `read` whether rows are copied from the mapping or read.
 class row_reader {
  public:
+    /// The order of the ids of each `read`.
+    enum class list_order : std::uint8_t {
+        any,
+        ascending,  ///< each id is greater than the one before
+    };
     /// @param access `source`: rows are never copied from the mapping
-    row_reader(std::shared_ptr<const row_source> source, row_access access);
+    row_reader(std::shared_ptr<const row_source> source, row_access access,
+               list_order order = list_order::any);
 
     /// Writes the rows `ids` to `destination`, one after the other. `session` is for one thread.
     /// @return the time spent waiting for storage. If copies waited, this is the time for which the thread
@@ -53,6 +59,7 @@ class row_reader {
     std::shared_ptr<const row_source> source_;
     extent_index extents_;
     std::uint64_t row_size_bytes_;
+    list_order order_;
     bool is_contiguous_;
     bool is_mapped_;             ///< some rows are mapped, and `access` is memory
     bool is_file_backed_;        ///< pages may be lost, or not in memory
