@@ -10,13 +10,19 @@
 namespace pinflow {
 
 class event;
+class stream;
 
 namespace detail {
+
+/// A stream for synchronous calls: on the host device, the thread that enqueues work runs it.
+/// @throws device_error or system_failure.
+stream synchronous_stream(pinflow::device device);
 
 /// The stream of a pinflow::stream. Device buffers share it, because their memory is released in its order.
 class shared_stream : public std::enable_shared_from_this<shared_stream> {
  public:
-    explicit shared_stream(pinflow::device device);
+    /// Owns `native_handle`, a stream that the backend of `device` made.
+    shared_stream(pinflow::device device, void* native_handle) noexcept;
     shared_stream(const shared_stream&) = delete;
     shared_stream& operator=(const shared_stream&) = delete;
     /// Does not wait for the enqueued work, which still runs to its end.
@@ -105,6 +111,8 @@ class stream {
     }
 
  private:
+    friend stream detail::synchronous_stream(pinflow::device device);
+    explicit stream(std::shared_ptr<detail::shared_stream> owned) noexcept;
     [[noreturn]] static void refuse_moved_from();
 
     pinflow::device device_;

@@ -53,6 +53,9 @@ class device_backend {
     virtual device::memory_sizes memory() const = 0;
 
     virtual void* create_stream() = 0;
+    /// A stream for synchronous calls. On the host, work runs on the thread that enqueues it, one function at
+    /// a time, which saves waking a thread for each call.
+    virtual void* create_synchronous_stream() { return create_stream(); }
     /// Waits for the enqueued work, and ignores its errors. In a forked process, which lacks the stream's
     /// work, does nothing.
     virtual void finish_stream(void* stream) noexcept = 0;

@@ -32,15 +32,35 @@ void stream_view::host_function_async(std::function<void()> work) const {
     device_.backend().enqueue_host_function(native_handle_, std::move(work));
 }
 
-detail::shared_stream::shared_stream(pinflow::device device)
-    : device_(device), native_handle_(device.backend().create_stream()) {}
+detail::shared_stream::shared_stream(pinflow::device device, void* native_handle) noexcept
+    : device_(device), native_handle_(native_handle) {}
 
 detail::shared_stream::~shared_stream() {
     device_.backend().destroy_stream(native_handle_);
 }
 
-stream::stream(pinflow::device device)
-    : device_(device), owned_(std::make_shared<detail::shared_stream>(device)) {}
+namespace {
+
+/// Owns a stream that the device's backend has made.
+std::shared_ptr<detail::shared_stream> owner_of(const device& device, void* handle) {
+    try {
+        return std::make_shared<detail::shared_stream>(device, handle);
+    } catch (...) {
+        device.backend().destroy_stream(handle);
+        throw;
+    }
+}
+
+}  // namespace
+
+stream::stream(pinflow::device device) : stream(owner_of(device, device.backend().create_stream())) {}
+
+stream::stream(std::shared_ptr<detail::shared_stream> owned) noexcept
+    : device_(owned->device()), owned_(std::move(owned)) {}
+
+stream detail::synchronous_stream(pinflow::device device) {
+    return stream(owner_of(device, device.backend().create_synchronous_stream()));
+}
 
 stream& stream::operator=(stream&& other) noexcept {
     if (this != &other) {

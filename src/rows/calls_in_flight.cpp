@@ -83,7 +83,7 @@ calls_in_flight::calls_in_flight(pinflow::device device, std::uint64_t max_rows,
     scratch_bytes = rounded_up(scratch_bytes, 256);
     with_scratch_ = calls_with_scratch(scratch_bytes, max_calls);
     pages_ = pinned_buffer(saturated(pinned_bytes, max_calls), device);
-    const stream clearing(device);
+    const stream clearing = synchronous_stream(device);
     on_device_ = device_buffer(errors_bytes + with_scratch_ * scratch_bytes, clearing, std::move(resource));
     device.backend().fill_zero(on_device_.data(), errors_bytes, clearing.view().native_handle());
     clearing.synchronize();

@@ -95,7 +95,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
                                                reserved_scratch_bytes(setup_), options.device_memory)),
       workers_(options.threads),
       arena_(static_cast<int>(workers_.count())),
-      own_stream_(device),
+      own_stream_(synchronous_stream(device)),
       preparing_(device),
       kernel_(make_kernel_transfer(setup_)),
       engine_(make_engine_transfer(setup_)),

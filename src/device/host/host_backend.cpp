@@ -77,7 +77,8 @@ class host final : public device_backend {
         return {machine_memory_bytes(), std::min(available, limits.cgroup_bytes.value_or(available))};
     }
 
-    void* create_stream() override { return new host_stream; }
+    void* create_stream() override { return new host_stream(host_stream::runs_on::own_thread); }
+    void* create_synchronous_stream() override { return new host_stream(host_stream::runs_on::caller); }
     void finish_stream(void* stream) noexcept override {
         if (!stream_of(stream).forked()) stream_of(stream).synchronize();
     }

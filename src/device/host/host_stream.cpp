@@ -1,6 +1,10 @@
 #include "src/device/host/host_stream.hpp"
 
 #include <fmt/format.h>
+#include <tbb/parallel_for.h>
+#include <tbb/partitioner.h>
+#include <tbb/task_arena.h>
+#include <tbb/task_group.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,21 +15,23 @@
 
 namespace pinflow::detail {
 
-host_stream::host_stream()
-    : owner_(::getpid()),
-      thread_(system::start_thread("runs the work of a host stream", [this] { run(); })) {}
+host_stream::host_stream(runs_on where) : owner_(::getpid()), where_(where) {
+    if (where == runs_on::own_thread)
+        thread_ = system::start_thread("runs the work of a host stream", [this] { run(); });
+}
 
 void host_stream::end(host_stream* stream) noexcept {
     std::unique_lock lock(stream->mutex_);
     stream->stop_ = true;
     stream->destroys_itself_ = stream->finished_ != stream->enqueued_;
     if (stream->destroys_itself_) {
-        stream->thread_.detach();
-        return;  // the thread looks at `stop_` after its work
+        // whoever runs the last work destroys the stream
+        if (stream->where_ == runs_on::own_thread) stream->thread_.detach();
+        return;
     }
     lock.unlock();
     stream->work_or_stop_.notify_one();
-    stream->thread_.join();
+    if (stream->where_ == runs_on::own_thread) stream->thread_.join();
     delete stream;
 }
 
@@ -36,18 +42,47 @@ bool host_stream::forked() const noexcept {
 void host_stream::check_process(const char* what) const {
     if (!forked()) return;
     throw device_error(fmt::format(
-        "cannot {} a stream of the host device in a forked process: its thread exists in the parent only",
+        "cannot {} a stream of the host device in a forked process: the stream belongs to the parent process",
         what));
 }
 
 void host_stream::enqueue(std::function<void()> work) {
     check_process("enqueue work on");
+    if (where_ == runs_on::caller) return run_on_caller(std::move(work));
     {
         const std::lock_guard lock(mutex_);
         queue_.push_back(std::move(work));
         ++enqueued_;
     }
     work_or_stop_.notify_one();
+}
+
+void host_stream::run_on_caller(std::function<void()> work) {
+    {
+        const std::lock_guard lock(mutex_);
+        ++enqueued_;
+    }
+    const auto finish = [this]() noexcept {
+        std::unique_lock lock(mutex_);
+        ++finished_;
+        progress_.notify_all();
+        const bool is_last = destroys_itself_ && finished_ == enqueued_;
+        lock.unlock();
+        if (is_last) delete this;
+    };
+    try {
+        const std::lock_guard running(caller_mutex_);
+        // The caller may be a task. While it waits for tasks of `work`, it must not begin others, which could
+        // wait for this stream. And if its group is cancelled, `work` must still run as a whole.
+        tbb::task_group_context context(tbb::task_group_context::isolated);
+        tbb::this_task_arena::isolate(
+            [&] { tbb::parallel_for(0, 1, [&](int) { work(); }, tbb::simple_partitioner(), context); });
+    } catch (...) {  // no memory for the task
+        finish();
+        throw;
+    }
+    work = nullptr;  // destroyed before the work counts as finished
+    finish();
 }
 
 void host_stream::record(std::shared_ptr<host_mark> mark) {

@@ -34,19 +34,22 @@ class host_mark {
     std::vector<std::shared_ptr<void>> kept_;
 };
 
-/// The host's stream: an ordered queue of work with its own thread.
+/// The host's stream: an ordered queue of work. The work runs on a thread of the stream, or on the thread
+/// that enqueues it, one function at a time.
 class host_stream {
  public:
-    host_stream();
+    enum class runs_on : std::uint8_t { own_thread, caller };
+    explicit host_stream(runs_on where);
     host_stream(const host_stream&) = delete;
     host_stream& operator=(const host_stream&) = delete;
     /// Destroys the stream once the enqueued work has run. Does not wait for that work: if some is
-    /// left, the stream's own thread destroys the stream after it. Must not be called in a forked process.
+    /// left, the thread that runs it destroys the stream after it. Must not be called in a forked process.
     static void end(host_stream* stream) noexcept;
-    /// Whether this process was forked after the stream was made, and so lacks the stream's thread.
+    /// Whether this process was forked after the stream was made, and so may lack its thread.
     bool forked() const noexcept;
 
-    /// Enqueues `work`, which must not throw.
+    /// Enqueues `work`, which must not throw. If callers run the work, returns once it has finished; the work
+    /// must not use this stream then.
     /// @throws device_error in a process forked after the stream was made.
     void enqueue(std::function<void()> work);
     /// Passes `mark` after the work enqueued so far. If that work has finished, the mark passes at once,
@@ -64,8 +67,11 @@ class host_stream {
     /// @throws device_error in a process forked after the stream was made.
     void check_process(const char* what) const;
     void run();
+    void run_on_caller(std::function<void()> work);
 
     const ::pid_t owner_;
+    const runs_on where_;
+    std::mutex caller_mutex_;  ///< held by the caller whose work runs
     std::mutex mutex_;
     std::condition_variable work_or_stop_;
     std::condition_variable progress_;
@@ -74,7 +80,7 @@ class host_stream {
     std::uint64_t finished_ = 0;
     bool stop_ = false;
     bool destroys_itself_ = false;
-    std::thread thread_;  // last: it uses everything above
+    std::thread thread_;  // last: it uses everything above. Not started if callers run the work
 };
 
 /// An event, as its last mark. Thread-safe.

@@ -59,7 +59,7 @@ class python_flat {
         const flat_options options{policy_of(nonfinite), master_copies};
         const gil_release released;
         const device device = device::parse(device_name);
-        if (device.kind() == device_kind::host) own_.emplace(device);
+        if (device.kind() == device_kind::host) own_.emplace(detail::synchronous_stream(device));
         flat_.emplace(std::move(parameters), std::move(settings), on(device, stream), options);
     }
     python_flat(const python_flat&) = delete;
