@@ -467,8 +467,9 @@ TEST_CASE("rows: a file that changed under its table is reported by the next cal
 TEST_CASE("rows: a file that is truncated before its rows are gathered is an error and not a signal" *
           blocks_a_stream) {
     on_each_route([](const device& device, row_route route) {
-        // on the host device the direct part touches the mapping, as documented
-        const bool reads = route == row_route::staged || route == row_route::automatic;
+        // the CPU reads rows on the host device and on the staged route, which `automatic` takes
+        const bool reads =
+            device.kind() == device_kind::host || route == row_route::staged || route == row_route::automatic;
         if (!is_page_locked(device, route) && !reads) return;
         const temporary_folder folder;
         write_random_rows(folder / "rows.npy", 4096, 4, 42);
@@ -503,9 +504,8 @@ TEST_CASE("rows: a disk that fails is reported once for each call, and later cal
     write_random_rows(folder / "rows.npy", 1000, 4, 43);
     const array file = open_npy(folder / "rows.npy");
     const std::span content(file.view().data(), file.size_bytes());
-    on_each_device([&](const device& device) {
-        row_exchange exchange(row_table(file.rows()), device,
-                              {.route = row_route::staged, .staging_bytes = 1000});
+    const auto fails_once = [&](const device& device, row_route route) {
+        row_exchange exchange(row_table(file.rows()), device, {.route = route, .staging_bytes = 1000});
         const guarded_rows rows(device, 500 * 32);
         std::mt19937_64 random(43);
         const id_vector ids = make_ids(id_order::random, 500, 1000, random);
@@ -524,7 +524,9 @@ TEST_CASE("rows: a disk that fails is reported once for each call, and later cal
         exchange.check();
         exchange.gather(ids_of(ids), rows.data());
         CHECK(rows.holds(gathered(content, 32, ids)));
-    });
+    };
+    on_each_device([&](const device& device) { fails_once(device, row_route::staged); });
+    fails_once(device::host(), row_route::automatic);
 }
 
 namespace {
@@ -546,11 +548,29 @@ class locking_backend final : public fake_cuda_backend {
 }  // namespace
 
 // Must be the last test case of this file: the fault guard cannot be uninstalled.
-TEST_CASE("rows: a file that is truncated after its pages were locked is an error and not a signal" *
+TEST_CASE("rows: a file that is truncated on the host device, or after its pages were locked, is no signal" *
           blocks_a_stream) {
     for (const bool guarded : {false, true}) {
         CAPTURE(guarded);
         if (guarded) install_fault_guard();
+        {
+            const temporary_folder folder;
+            write_random_rows(folder / "rows.npy", 4096, 4, 42);
+            row_exchange exchange(row_table(open_npy(folder / "rows.npy").rows()), device::host());
+            CHECK(exchange.plan_gather(2000).route == row_route::direct);
+            const id_vector ids(2000, 4095);
+            const guarded_rows rows(device::host(), ids.size() * 32);
+            const stream stream(device::host());
+            gate gate;
+            hold(stream, gate);
+            const exchange_call call = exchange.gather_async(ids_of(ids), rows.data(), stream);
+            std::filesystem::resize_file(folder / "rows.npy", 5000);
+            gate.open();
+            stream.synchronize();
+            CHECK_THROWS_AS(call.check(), data_changed);
+            CHECK_THROWS_AS(exchange.gather(ids_of(ids), rows.data()), data_changed);
+            CHECK(rows.sentinels_left());
+        }
         for (const row_route route : {row_route::copy, row_route::hybrid}) {
             CAPTURE(to_string(route));
             const temporary_folder folder;

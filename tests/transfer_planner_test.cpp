@@ -352,6 +352,25 @@ TEST_CASE("planner of calls: rows of files are left to the device's kernels") {
     CHECK(kernels());
 }
 
+TEST_CASE(
+    "planner of calls: on the host device the CPU copies rows of files, unless the route staged is "
+    "requested") {
+    call_facts call{.row_bytes = 64, .table_bytes = gib, .staging_buffer_bytes = mib};
+    call.is_file_backed = true;
+    call.on_host = true;
+    for (const row_route route :
+         {row_route::automatic, row_route::direct, row_route::copy, row_route::hybrid}) {
+        call.requested = route;
+        const transfer_plan plan = plan_call(call).plan;
+        CHECK(plan.parts.size() == 1);
+        CHECK(plan.main() == transfer::kernel);
+        CHECK_FALSE(plan.parts.front().sorted);
+        CHECK(plan.reason.starts_with("on the host device the CPU copies rows of files without staging"));
+    }
+    call.requested = row_route::staged;
+    CHECK(plan_call(call).plan.main() == transfer::staged);
+}
+
 TEST_CASE("planner of calls: scatters are staged if that is expected to be clearly faster") {
     const auto is = [](double direct_gather, double staged_gather, double link, row_route route,
                        double gbps) {

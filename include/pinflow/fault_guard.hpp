@@ -6,10 +6,9 @@ namespace pinflow {
 /// reading them with pread. The handler catches the SIGBUS of a file that is truncated meanwhile. Without it,
 /// the CPU reads rows of mapped files with pread. Only the first call has an effect.
 ///
-/// Two kinds of access are protected neither by the handler nor by pread. One is to views and mapped tensors
-/// (device_tensor::is_mapped) that the program reads itself, or passes to a function that takes them as
-/// memory, such as write_npy, save_tensors or copy_to_device_async. The other is a row_exchange on the host
-/// device whose route is set to direct, copy or hybrid. In both, a truncated file raises SIGBUS.
+/// Views and mapped tensors (device_tensor::is_mapped) are not protected if the program reads them itself, or
+/// passes them to a function that takes memory, such as write_npy or copy_to_device_async. A truncated file
+/// raises SIGBUS then.
 ///
 /// The handler acts only on a thread that reads mapped rows for pinflow. A copy that fails is repeated with
 /// pread, which throws data_changed or system_failure if rows are lost. If a fault happens while a

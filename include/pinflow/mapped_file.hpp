@@ -18,7 +18,7 @@ enum class access_advice { normal, sequential, random, will_need };
 ///
 /// If the file is truncated, reading the lost pages from the CPU raises SIGBUS. pinflow copies rows from the
 /// mapping only under the fault guard (install_fault_guard). Otherwise it reads them with input_file::read.
-/// Exceptions: views, and a row_exchange on the host device whose route is set to direct, copy or hybrid.
+/// Views of the mapping (array::view) are not protected.
 class mapped_file {
  public:
     /// Maps [offset_bytes, offset_bytes + size_bytes) of `file`. The offset needs no alignment. A size of 0

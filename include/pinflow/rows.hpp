@@ -30,13 +30,18 @@ class pending_call;
 /// How rows are copied between a table in host memory and a device.
 enum class row_route {
     automatic,  ///< by fixed rules (see row_exchange), or the route that `tune` found fastest
-    direct,     ///< the device reads and writes the rows in place; they must be page-locked
-    /// The copy engine copies row by row; indices must be in host memory. On CUDA, rows of files take the
-    /// route `direct` instead: CUDA copies short rows with the CPU, which must not touch a truncated file.
+    /// The device reads and writes the rows in place. For a GPU they must be page-locked. On the host device,
+    /// the CPU copies rows of files under the fault guard, or reads them with pread.
+    direct,
+    /// The copy engine copies row by row; indices must be in host memory. Rows of files take the route
+    /// `direct` instead (on a GPU, because CUDA copies short rows with the CPU, which must not touch a
+    /// truncated file).
     copy,
     staged,  ///< the CPU gathers rows into page-locked staging memory, or scatters them from there; the copy
              ///< engine moves the staging memory
-    hybrid,  ///< direct and staged at the same time, each for a part of the rows
+    /// Direct and staged at the same time, each for a part of the rows. On the host device, rows of files
+    /// take the route `direct` instead.
+    hybrid,
 };
 
 /// "auto", "direct", "copy", "staged", "hybrid".
@@ -135,7 +140,8 @@ class row_table {
 
 struct row_exchange_options {
     row_route route = row_route::automatic;
-    /// Threads that gather and scatter rows on the staged and hybrid routes, as loader_options::threads.
+    /// Threads that gather and scatter rows on the staged and hybrid routes, and that gather rows of files on
+    /// the host device, as loader_options::threads.
     unsigned threads = 0;
     /// The maximum number of rows of a call: of one batch, or of all batches of a group that travel together;
     /// 1 to 2^32 - 1. Memory for calls of this size is reserved when the exchange is made: 8 bytes of
@@ -264,10 +270,11 @@ class exchange_call {
 /// call, the direction, where the indices are, the number of threads, and whether the table is a mapped file.
 /// `tune` measures instead. No call measures by itself.
 ///
-/// Truncated files: if the routes direct, copy or hybrid are set on the host device, the CPU reads the mapped
-/// pages, and a truncated file raises SIGBUS. In all other cases the CPU copies rows of files under the fault
-/// guard, or reads them with pread if it is not installed. Kernels read registered pages, which stay valid
-/// when the file is truncated.
+/// Truncated files: the CPU copies rows of files under the fault guard, or reads them with pread if it is not
+/// installed. Kernels read registered pages, which stay valid when the file is truncated.
+///
+/// On the host device, `gather` and `scatter` run on the calling thread, and threads of oneTBB help with
+/// large calls. On the routes `staged` and `hybrid`, threads of the exchange move the rows.
 ///
 /// A stream that is being captured into a CUDA graph is refused with unsupported.
 ///

@@ -30,6 +30,9 @@ class call_transfer {
 
 /// kernel_transfer.cpp: kernels read and write the table in place.
 std::unique_ptr<call_transfer> make_kernel_transfer(const exchange_setup& setup);
+/// file_transfer.cpp: on the host device, the CPU copies rows of a file. Indices in device
+/// memory must have been checked by earlier work.
+std::unique_ptr<call_transfer> make_file_transfer(const exchange_setup& setup, tbb::task_arena& arena);
 /// engine_transfer.cpp: the copy engine makes one copy for each row, or for neighbours.
 std::unique_ptr<call_transfer> make_engine_transfer(const exchange_setup& setup);
 /// staged_transfer.cpp: the CPU gathers and scatters rows in staging buffers.

@@ -6,6 +6,9 @@
 
 namespace pinflow::detail {
 
+/// The number of bytes that one task moves.
+inline constexpr std::uint64_t bytes_of_cpu_task = 256 << 10;
+
 /// Entries `begin` ... `end` - 1 of a sorted or unsorted list of indices. In a buffer, the row of entry i is
 /// row number i - `begin`.
 struct row_piece {

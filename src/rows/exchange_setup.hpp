@@ -34,7 +34,7 @@ struct exchange_setup {
     std::uint64_t staging_bytes;
     /// Why the device cannot access the table in place; empty if it can.
     std::string not_reached_reason;
-    unsigned threads = 1;  ///< of the staged route
+    unsigned threads = 1;  ///< of the staged route, and for files on the host device
 
     /// Whether the table lies in a file. If the file is truncated, the CPU faults on the lost pages, even if
     /// they are locked.
@@ -42,6 +42,8 @@ struct exchange_setup {
         return table.source() != nullptr && !table.source()->extents().empty() &&
                table.source()->extents()[0].file != nullptr;
     }
+    /// Whether file_transfer takes the place of kernels.
+    bool is_file_on_host() const noexcept { return device.kind() == device_kind::host && is_file_backed(); }
     /// The size of one staging buffer.
     std::uint64_t staging_buffer_bytes() const noexcept;
     /// What the planner has to know of a call.

@@ -97,7 +97,7 @@ exchange_state::exchange_state(row_table table, pinflow::device device, const ro
       arena_(static_cast<int>(workers_.count())),
       own_stream_(synchronous_stream(device)),
       preparing_(device),
-      kernel_(make_kernel_transfer(setup_)),
+      direct_(setup_.is_file_on_host() ? make_file_transfer(setup_, arena_) : make_kernel_transfer(setup_)),
       engine_(make_engine_transfer(setup_)),
       staged_(make_staged_transfer(setup_, rings_, arena_)) {
     setup_.threads = static_cast<unsigned>(arena_.max_concurrency());
@@ -254,7 +254,7 @@ std::vector<call_request> exchange_state::split(const call_request& request,
 
 call_transfer& exchange_state::transfer_of(const transfer_part& part) const {
     if (part.how == transfer::copy_engine) return *engine_;
-    return part.how == transfer::staged ? *staged_ : *kernel_;
+    return part.how == transfer::staged ? *staged_ : *direct_;
 }
 
 void exchange_state::enqueue(row_call& call, transfer_plan plan) {

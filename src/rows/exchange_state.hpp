@@ -71,7 +71,7 @@ class exchange_state {
     stream own_stream_;  ///< of synchronous calls and measurements
     preparing_stream preparing_;
     stream_locks locks_;
-    std::unique_ptr<call_transfer> kernel_;
+    std::unique_ptr<call_transfer> direct_;  ///< kernels, or the CPU for a file on the host device
     std::unique_ptr<call_transfer> engine_;
     std::unique_ptr<call_transfer> staged_;
     // last: its streams use the members above

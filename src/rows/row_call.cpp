@@ -155,8 +155,8 @@ bool row_call::gather_checks() const noexcept {
     // at this limit, 8 blocks check 131072 indices, and the call takes as long as with a check before it
     constexpr std::uint64_t max_checks = std::uint64_t{1} << 20;
     const bool is_one_kernel = plan_.parts.size() == 1 && plan_.main() == transfer::kernel;
-    return is_gather() && !is_sorted() && is_one_kernel && transfer_.blocks != 0 &&
-           saturated(count(), transfer_.blocks) <= max_checks;
+    return is_gather() && !is_sorted() && is_one_kernel && !setup_.is_file_on_host() &&
+           transfer_.blocks != 0 && saturated(count(), transfer_.blocks) <= max_checks;
 }
 
 /// Copies the indices to the device, has them checked if some may be wrong, and sorts them if the plan or a

@@ -17,9 +17,6 @@ namespace pinflow::detail {
 
 namespace {
 
-/// The number of bytes that one task moves.
-constexpr std::uint64_t bytes_of_task = 256 << 10;
-
 bool refused(const index_errors& errors) {
     return errors.outside_count != 0 || errors.repeated_count != 0;
 }
@@ -37,7 +34,7 @@ row_transfer through(const staging_ring::buffer& buffer, row_transfer whole, con
 /// Calls `work` with parts of `rows`, in parallel.
 template <typename Work>
 void for_parts(const row_piece& rows, tbb::task_arena& arena, Work work) {
-    const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_task / rows.row_size_bytes, 1);
+    const std::uint64_t grain = std::max<std::uint64_t>(bytes_of_cpu_task / rows.row_size_bytes, 1);
     arena.execute([&] {
         tbb::parallel_for(tbb::blocked_range<std::uint64_t>(rows.begin, rows.end, grain),
                           [&](const tbb::blocked_range<std::uint64_t>& range) {

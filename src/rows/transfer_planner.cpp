@@ -185,17 +185,18 @@ std::optional<call_route> forced_choice(const call_facts& call) {
         const bool sorts = route == row_route::direct && call.row_bytes < thresholds.min_long_bytes;
         return call_route{.route = route, .reason = reason, .is_sorted = sorts};
     };
-    if (call.requested == row_route::copy && call.is_file_backed && !call.on_host)
+    if (call.on_host && call.is_file_backed && call.requested != row_route::staged)
+        return call_route{
+            row_route::direct,
+            "on the host device the CPU copies rows of files without staging buffers, under the "
+            "fault guard or with pread"};
+    if (call.requested == row_route::copy && call.is_file_backed)
         return forced(
             row_route::direct,
             "a kernel gathers rows of files: CUDA may copy short rows with the CPU, which faults if "
             "the file is truncated");
     if (call.requested != row_route::automatic) return forced(call.requested, "requested in the options");
     if (!call.not_reached_reason.empty()) return forced(row_route::staged, call.not_reached_reason);
-    if (call.on_host && call.is_file_backed)
-        return forced(row_route::staged,
-                      "the file may be truncated at any time, so the CPU copies its rows under the fault "
-                      "guard, or reads them");
     if (call.on_host) return call_route{row_route::direct, "the host device copies rows directly"};
     if (call.table_bytes == 0) return forced(row_route::direct, "the table has no bytes");
     return std::nullopt;

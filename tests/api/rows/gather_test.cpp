@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <memory>
@@ -11,6 +13,7 @@
 #include <optional>
 #include <random>
 #include <span>
+#include <thread>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -189,6 +192,90 @@ TEST_CASE("rows: every route gathers rows of a mapped file") {
                 CHECK(rows.sentinels_left());
             }
         }
+    });
+}
+
+TEST_CASE("rows: the batches of a group are gathered from a mapped file, short rows and long ones") {
+    const temporary_folder folder;
+    constexpr std::uint64_t row_count = 60;
+    for (const std::uint64_t width : {5U, 700U, 50'000U}) {  // the last: 400 KB
+        CAPTURE(width);
+        write_random_rows(folder / "rows.npy", row_count, width, 5);
+        const array file = open_npy(folder / "rows.npy");
+        const std::span content(file.view().data(), file.size_bytes());
+        on_each_route([&](const device& device, row_route route) {
+            std::mt19937_64 random(5);
+            row_exchange exchange(row_table(file.rows()), device, {.route = route, .staging_bytes = 20'000});
+            const stream stream(device);
+            std::deque<guarded_rows> rows;
+            std::vector<id_vector> ids;
+            std::vector<row_gather> batches;
+            for (const std::uint64_t count : {0U, 3U, 1U, 0U, 20U, 7U, 0U})
+                ids.push_back(make_ids(id_order::random, count, row_count, random));
+            for (const id_vector& each : ids) {
+                rows.emplace_back(device, each.size() * width * 8);
+                batches.push_back({ids_of(each), rows.back().data()});
+            }
+            const exchange_call call = exchange.gather_group_async(batches, stream);
+            stream.synchronize();
+            call.check();
+            for (std::size_t i = 0; i < ids.size(); ++i) {
+                CHECK(rows[i].holds(gathered(content, width * 8, ids[i])));
+                CHECK(rows[i].sentinels_left());
+            }
+        });
+    }
+}
+
+TEST_CASE("rows: with wrong indices in device memory, no rows of a mapped file are gathered") {
+    const temporary_folder folder;
+    write_random_rows(folder / "rows.npy", 60, 4, 6);
+    const array file = open_npy(folder / "rows.npy");
+    const std::span content(file.view().data(), file.size_bytes());
+    on_each_route([&](const device& device, row_route route) {
+        if (route == row_route::copy) return;
+        for (const unsigned blocks : {0U, 2U}) {
+            row_exchange exchange(row_table(file.rows()), device, {.route = route, .blocks = blocks});
+            const guarded_rows rows(device, 3 * 32);
+            const auto before = rows.content();
+            for (const std::uint64_t wrong : {std::uint64_t{60}, std::uint64_t{1} << 58, ~std::uint64_t{0}}) {
+                const id_list list(device, {1, wrong, 2}, id_place::device);
+                CHECK_THROWS_AS(exchange.gather(list.get(), rows.data()), invalid_argument);
+                CHECK(rows.holds(before));
+            }
+            const id_list right(device, {1, 59, 2}, id_place::device);
+            exchange.gather(right.get(), rows.data());
+            CHECK(rows.holds(gathered(content, 32, {1, 59, 2})));
+        }
+    });
+}
+
+TEST_CASE("rows: several threads gather rows of one mapped file") {
+    const temporary_folder folder;
+    constexpr std::uint64_t row_count = 4000;
+    write_random_rows(folder / "rows.npy", row_count, 64, 7);
+    const array file = open_npy(folder / "rows.npy");
+    const std::span content(file.view().data(), file.size_bytes());
+    on_each_device([&](const device& device) {
+        row_exchange exchange(row_table(file.rows()), device, {.threads = 3});
+        std::atomic<int> wrong = 0;
+        const auto gather_some = [&](std::uint64_t seed) {
+            std::mt19937_64 random(seed);
+            const id_vector ids = make_ids(id_order::random, 1500, row_count, random);
+            const guarded_rows rows(device, ids.size() * 512);
+            exchange.gather(ids_of(ids), rows.data());
+            if (!rows.holds(gathered(content, 512, ids))) ++wrong;
+        };
+        std::vector<std::thread> threads;
+        for (unsigned t = 0; t < 4; ++t) {
+            threads.emplace_back([&, t] {
+                for (unsigned i = 0; i < 10; ++i)
+                    gather_some(t * 10 + i);
+            });
+        }
+        for (std::thread& thread : threads)
+            thread.join();
+        CHECK(wrong == 0);
     });
 }
 
