@@ -54,7 +54,7 @@ TEST_CASE(
         const numbered_file rows(folder, "rows.npy", 5000, width);
         locking_backend backend;
         loader batches({rows.open()}, options_for(backend));
-        wait_until_registered(batches);
+        wait_until_pinning_ended(batches);
         CHECK(take_all(batches) == 20000);
         CHECK(batches.report().arrays[0].transfer == "kernel");
         CHECK(batches.report().route == route::direct);
@@ -110,7 +110,7 @@ TEST_CASE(
                 options.pin_budget_bytes = std::uint64_t{16} << 20;
                 options.threads = threads;
                 loader batches({file->open()}, options);
-                wait_until_registered(batches);
+                wait_until_pinning_ended(batches);
                 CHECK(take_all(batches) == 4 * file->open().shape()[0]);
                 const loader_report report = batches.report();
                 const bool has_most = pieces > 8;
@@ -185,7 +185,7 @@ TEST_CASE("fake CUDA loader: if most rows are not mapped, the report names the f
     locking_backend backend;
     loader batches({concatenate(files)}, options_for(backend));
     CHECK(take_all(batches) == 160);
-    wait_until_registered(batches);
+    wait_until_pinning_ended(batches);
     const loader_report report = batches.report();
     CAPTURE(report.reason);
     CHECK(report.pinned_bytes > 0);
@@ -292,7 +292,7 @@ TEST_CASE("fake CUDA loader: the copy engine copies no piece below 32 KiB of a f
                     // registered in pieces of 1 MiB, whose edges are within rows
                     if (route == route::automatic) options.pin_budget_bytes = std::uint64_t{16} << 20;
                     loader batches({source}, options);
-                    wait_until_registered(batches);
+                    wait_until_pinning_ended(batches);
                     CHECK(take_all(batches) == 4 * source->row_count());
                     const auto smallest = backend.min_copy_of({rows.view().data(), rows.view().size_bytes()});
                     if (smallest) CHECK(*smallest >= min_bytes);
@@ -368,7 +368,7 @@ TEST_CASE("fake CUDA loader: rows of many files are gathered and copied across t
         loader_options options = options_for(backend, order);
         options.batch_rows = 64;
         loader batches({all}, options);
-        wait_until_registered(batches);
+        wait_until_pinning_ended(batches);
         CHECK(take_all(batches) == 4 * next);
         CHECK(batches.report().arrays[0].transfer == (order == order::sequential ? "copy engine" : "kernel"));
         CHECK(backend.lock.call_count() == 1);  // one range of addresses
@@ -401,7 +401,7 @@ TEST_CASE("fake CUDA loader: sliding windows and rows with gaps are taken from t
                 options.threads = 4;
                 options.pin_budget_bytes = std::uint64_t{1} << 30;
                 loader batches({windows}, options);
-                if (registers) wait_until_registered(batches);
+                wait_until_pinning_ended(batches);
                 const stream stream(batches.device());
                 std::uint64_t rows = 0;
                 while (const auto batch = batches.next(stream)) {

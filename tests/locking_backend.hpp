@@ -139,7 +139,7 @@ inline loader_options options_for(locking_backend& backend, order order = order:
     return {.device = backend.device(), .batch_rows = 16, .order = order, .epochs = 4};
 }
 
-inline void wait_until_registered(const loader& batches) {
+inline void wait_until_pinning_ended(const loader& batches) {
     while (batches.report().pin_time.count() == 0)
         std::this_thread::yield();
 }
