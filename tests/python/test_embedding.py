@@ -119,6 +119,31 @@ class EmbeddingTableTest(unittest.TestCase):
                 self.assertFalse(module([5]).requires_grad)
                 self.assertEqual(table.gradients, [])
 
+    def test_lookups_without_gradients_return_the_weights(self):
+        for device in DEVICES:
+            with self.subTest(device=device):
+                table = pinflow.EmbeddingTable(50, 3, weights=("normal", 0, 1), device=device)
+                module = table.module().eval()
+                for ids in (torch.tensor([[4, 0], [4, 49]]), torch.tensor(7), torch.zeros(0, dtype=torch.int64), [[1], [2]],
+                            np.array([3, 3], np.int32)):
+                    numbers = np.asarray(ids)
+                    for prefetches in (False, True):
+                        if prefetches:
+                            table.prefetch(numbers.reshape(-1))
+                        found = module(ids)
+                        self.assertEqual(tuple(found.shape), (*numbers.shape, 3))
+                        self.assertEqual(found.device, torch.device(on(device)))
+                        self.assertFalse(found.requires_grad)
+                        torch.testing.assert_close(found.cpu().reshape(-1, 3), table.weights(numbers.reshape(-1)),
+                                                   rtol=0, atol=0)
+                    if numbers.size != 0:
+                        found.fill_(9)  # a tensor of its own
+                        self.assertTrue((table.weights(numbers.reshape(-1)) != 9).all())
+                    table.cancel_prefetches()
+                for wrong in ([50], [-1]):
+                    with self.assertRaisesRegex(pinflow.InvalidArgument, "50 rows|below 50|out of range"):
+                        module(wrong)
+
     def test_fetch_and_commit_by_hand_with_prefetch(self):
         for device in DEVICES:
             for dtype in ("float32", "float16", "bfloat16"):

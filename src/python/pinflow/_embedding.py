@@ -85,6 +85,8 @@ class EmbeddingTable:
         self._pending: List[Tuple[Optional[EmbeddingLease], Any, Any]] = []
         self._events: List[Any] = []
         self._held: Any = None
+        #: whether `prefetch` was called after the last cancel_prefetches: rows may be waiting for a lookup
+        self._has_prefetched = False
         #: how many rows, from the first on, need no call of the function of first weights any more
         self._begun = 0
         self._begin()
@@ -117,6 +119,7 @@ class EmbeddingTable:
             Unsupported: ids on a GPU.
         """
         found = host_ids(ids)
+        self._has_prefetched = True
         try:
             self._table.prefetch(found.ctypes.data, found.size)
         except AllSlotsLeased:
@@ -128,10 +131,11 @@ class EmbeddingTable:
         """Forgets what was prefetched and not fetched, for example when the order of batches changes. Waits until
         background threads have prepared all prefetched steps."""
         self._table.cancel_prefetches()
+        self._has_prefetched = False
 
     def fetch(self, ids: Any) -> EmbeddingLease:
         """The rows of `ids`, as all commits before have left them, for work on PyTorch's current stream. For
-        ids in host memory, waits until the number of rows is known; lookups of the module do not.
+        ids in host memory, waits until the number of rows is known; lookups of the module on a GPU do not.
 
         Args:
             ids: whole numbers of any shape, which may repeat: a numpy array, a list or a tensor. A tensor on the
@@ -466,6 +470,8 @@ def _module_class() -> Any:
             shape = tuple(ids.shape) if is_on_gpu(ids) else numpy.shape(ids)
             if self.training and torch.is_grad_enabled() and self._anchor.requires_grad:
                 return lookup.apply(self._anchor, self.table, found, shape)
+            if self.table._gpu is None and not self.table._has_prefetched:
+                return self.table.weights(found).view(*shape, self.table.shape[1])
             lease = self.table._fetch(found)
             rows = _lookup(lease, shape)
             lease.release()
