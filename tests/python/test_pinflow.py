@@ -1,5 +1,6 @@
 """The Python package on the host. Needs numpy; run with the package on sys.path: python -m unittest test_pinflow"""
 
+import errno
 import gc
 import importlib.util
 import inspect
@@ -1058,6 +1059,18 @@ class WindowTest(Folder):
 
         with self.assertRaisesRegex(pinflow.SystemFailure, "into memory"):
             np.asarray(pinflow.concatenate([Endless()]))
+
+    def test_copies_that_memory_cannot_hold_are_refused_before_they_are_made(self):
+        windows = np.lib.stride_tricks.sliding_window_view(np.zeros(1 << 26, np.uint8), 1 << 20)
+        columns = np.broadcast_to(np.zeros((1 << 26, 1), np.uint8), (1 << 26, 1 << 20)).T
+        for name, copy in (("the table's array", lambda: pinflow.RowTable(windows, device="cpu")),
+                           ("an array", lambda: pinflow.save(self.path("columns.npy"), columns)),
+                           ("the tensor 'w'", lambda: pinflow.save_file({"w": windows}, self.path("w.safetensors")))):
+            with self.subTest(name), self.assertRaisesRegex(pinflow.SystemFailure, f"cannot copy {name} of shape .* more than "
+                                                            "the .* that may be taken") as raised:
+                copy()
+            self.assertEqual(raised.exception.errno, errno.ENOMEM)
+        self.assertEqual([name for name in os.listdir(self._folder.name) if "columns" in name or name == "w.safetensors"], [])
 
     def test_windows_and_views_are_saved_as_they_look(self):
         tokens = np.arange(1000, dtype=np.int16)

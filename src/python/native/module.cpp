@@ -3,12 +3,14 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 
+#include <cstdint>
 #include <string>
 
 #include "pinflow/device.hpp"
 #include "pinflow/fault_guard.hpp"
 #include "pinflow/loader/shard.hpp"
 #include "pinflow/version.hpp"
+#include "src/core/memory_limits.hpp"
 #include "src/python/native/embedding_bindings.hpp"
 #include "src/python/native/errors.hpp"
 #include "src/python/native/flat_bindings.hpp"
@@ -40,6 +42,11 @@ NB_MODULE(_native, module) {
         return nb::make_tuple(found.rank, found.world);
     });
     module.def("no_cuda_reason", &device::no_cuda_reason, nb::call_guard<python::gil_release>());
+    module.def("require_memory",
+               [](std::uint64_t size_bytes, const std::string& subject, const std::string& help) {
+                   const python::gil_release released;
+                   detail::require_memory(size_bytes, subject, help);
+               });
     module.def("devices", [] {
         nb::list found;
         const auto all = [] {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import errno
 import math
 import operator
 import os
@@ -12,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Sequence,
 
 from . import _native
 from ._boxes import box_of
-from ._elements import bytes_of, is_array, numpy_type, row_numbers, typed_elements
-from ._errors import InvalidArgument, SystemFailure, shown
+from ._elements import bytes_of, contiguous, is_array, numpy_type, row_numbers, typed_elements
+from ._errors import InvalidArgument, shown
 from ._readable import check_readable
 
 if TYPE_CHECKING:
@@ -330,10 +329,8 @@ def save(path: PathLike, array: Any) -> None:
 
     Raises:
         InvalidArgument: an array that cannot be saved, or a name with another ending. DataChanged: the array is mapped from
-        a file that was truncated. SystemFailure: the file cannot be written.
+        a file that was truncated. SystemFailure: the file cannot be written, or memory is short.
     """
-    import numpy
-
     text = path_text(path)
     if not text.endswith(".npy"):
         raise InvalidArgument(f"save writes .npy files, and the name {ascii(text)} has another ending")
@@ -350,9 +347,4 @@ def save(path: PathLike, array: Any) -> None:
     strided = strided_rows(elements)
     if strided is not None and elements[:1].nbytes >= _MIN_SAVED_ROW_BYTES:
         return _native.save_npy(text, strided[0], spelling, shape, strided[1])
-    try:
-        contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
-    except MemoryError:
-        raise SystemFailure(errno.ENOMEM, f"cannot copy an array of shape {elements.shape} and dtype {elements.dtype}, "
-                            f"whose rows are not contiguous: {elements.nbytes} bytes do not fit into memory") from None
-    _native.save_npy(text, bytes_of(contiguous), spelling, shape, 0)
+    _native.save_npy(text, bytes_of(contiguous(elements, "an array")), spelling, shape, 0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import errno
 import importlib
 import sys
 from typing import TYPE_CHECKING, Any, Dict, Tuple
 
-from ._errors import InvalidArgument
+from . import _native
+from ._errors import InvalidArgument, SystemFailure
 
 if TYPE_CHECKING:
     import numpy as np
@@ -167,3 +169,22 @@ def bytes_of(array: AnyArray) -> AnyArray:
     import numpy
 
     return array.reshape(-1).view(numpy.uint8) if array.dtype.itemsize else numpy.empty(0, numpy.uint8)
+
+
+def contiguous(elements: Any, name: str, advice: str = "") -> Any:
+    """The array in C order, copied if it isn't. Messages call it `name`, and end with `advice`.
+
+    Raises:
+        SystemFailure: there is no memory for the copy. Linux would end the process instead.
+    """
+    if elements.flags.c_contiguous:
+        return elements
+    import numpy
+
+    subject = f"cannot copy {name} of shape {elements.shape} and dtype {elements.dtype}, which is not contiguous: it takes " \
+              f"{elements.nbytes} bytes"
+    _native.require_memory(elements.nbytes, subject, advice)
+    try:
+        return numpy.ascontiguousarray(elements)
+    except MemoryError:  # a limit of the address space
+        raise SystemFailure(errno.ENOMEM, f"{subject}, which do not fit into memory{advice and '; '}{advice}") from None

@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional, Tuple
 
 from . import _native
 from ._arrays import Array, PathLike, path_text
-from ._elements import BEYOND_NUMPY, bytes_of, elements_of, numpy_type, spelling_of
+from ._elements import BEYOND_NUMPY, bytes_of, contiguous, elements_of, numpy_type, spelling_of
 from ._errors import InvalidArgument, shown
 from ._load import DeviceTensor, Progress
 from ._readable import check_readable
@@ -96,8 +96,6 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
     if isinstance(tensor, DeviceTensor):
         native = tensor._tensor
         return (name, native.dtype, builtins.list(native.shape), native.address), tensor, native.device
-    import numpy
-
     if not hasattr(tensor, "__array_interface__") and not hasattr(tensor, "__array__"):
         raise InvalidArgument(f"{name!r} is no tensor or array, but {type(tensor).__name__}")
     try:
@@ -112,11 +110,11 @@ def _entry_of(name: str, tensor: Any) -> Tuple[Tuple[str, str, List[int], int], 
         raise InvalidArgument(f"the tensor {name!r} has elements of {array.dtype}, which pinflow cannot save{advice}")
     if not array.flags.c_contiguous or not array.dtype.isnative:
         check_readable(f"the tensor {name!r}", array.ctypes.data, array.shape, array.strides, array.itemsize)
-    contiguous = numpy.ascontiguousarray(array).reshape(array.shape)
-    if not contiguous.dtype.isnative:
-        contiguous = contiguous.astype(contiguous.dtype.newbyteorder("="))
-    flat = bytes_of(contiguous)
-    return (name, spelling, builtins.list(contiguous.shape), flat.ctypes.data), flat, "host"
+    copied = contiguous(array, f"the tensor {name!r}")
+    if not copied.dtype.isnative:
+        copied = copied.astype(copied.dtype.newbyteorder("="))
+    flat = bytes_of(copied)
+    return (name, spelling, builtins.list(copied.shape), flat.ctypes.data), flat, "host"
 
 
 def _item_size(spelling: str) -> int:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from numbers import Integral, Number
 from typing import TYPE_CHECKING, Any, Iterable, Protocol, Tuple
 
 from . import _native
 from ._arrays import Array, open, strided_rows
-from ._elements import bytes_of, is_array, spelling_of, typed_elements
-from ._errors import InvalidArgument, SystemFailure, shown
+from ._elements import bytes_of, contiguous, is_array, spelling_of, typed_elements
+from ._errors import InvalidArgument, shown
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -97,13 +96,8 @@ def native_of(source: Any, label: str = "", strided: bool = True) -> _native.Arr
     rows = strided_rows(elements) if strided and elements.nbytes >= _MIN_STRIDED_BYTES else None
     if rows is not None:
         return _native.array_of_buffer(rows[0], spelling, shape, rows[1], label)
-    try:
-        contiguous = numpy.ascontiguousarray(elements).reshape(elements.shape)
-    except MemoryError:
-        raise SystemFailure(errno.ENOMEM, f"cannot copy a non-contiguous array of shape {elements.shape} and dtype "
-                            f"{elements.dtype}: {elements.nbytes} bytes do not fit into memory"
-                            f"{'. Give a RowSource that reads its rows' if strided else ''}") from None
-    return _native.array_of_buffer(bytes_of(contiguous), spelling, shape, 0, label)
+    copied = contiguous(elements, label or "an array", "give a RowSource that reads its rows" if strided else "")
+    return _native.array_of_buffer(bytes_of(copied), spelling, shape, 0, label)
 
 
 def _native_of_rows(source: Any, label: str) -> _native.Array:
