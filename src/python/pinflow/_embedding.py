@@ -297,9 +297,10 @@ class EmbeddingTable:
     def module(self) -> Any:
         """A torch.nn.Module that looks embeddings up, with ids as for `fetch`: module(ids) has the shape of `ids` and a
         last axis of `columns`. The backward pass keeps the gradients until `step`. In eval mode, under no_grad and
-        after `requires_grad_(False)` of this module it keeps nothing: this is how embeddings are frozen. The module has
-        no parameters and no state: `requires_grad_` of a model does not reach it, and a state_dict of a model lacks the
-        table, which `save` and `load` are for."""
+        after `requires_grad_(False)` of this module it keeps nothing: this is how embeddings are frozen. On the host
+        device such a lookup reads the weights directly, as `weights` does, unless `prefetch` was called after the last
+        `cancel_prefetches`. The module has no parameters and no state: `requires_grad_` of a model does not reach it,
+        and a state_dict of a model lacks the table, which `save` and `load` are for."""
         return _module_class()(self)
 
     def optimizer(self) -> Any:
